@@ -1,0 +1,104 @@
+"""Command line of the package: what is installed, and RL Zoo's commands where start-up files are disabled."""
+
+import argparse
+import difflib
+import runpy
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import _sb3_td3x_autoload as autoload
+import sb3_td3x
+
+STARTUP_FILES = ("sb3_td3x.pth", "sb3_td3x.start")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    :param argv: arguments, by default those of the process
+    :return: exit code
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m sb3_td3x", description="Without a command: print version, registration with RL Zoo, and paths."
+    )
+    parser.set_defaults(run=print_status)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    add_zoo_command(commands)
+
+    args = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
+
+
+def print_status(args: argparse.Namespace) -> int:
+    """
+    :param args: not used
+    :return: exit code
+    """
+    # What a zoo command would see in this environment, so before anything here could change it
+    active = autoload.is_installed()
+    import rl_zoo3
+
+    from sb3_td3x.zoo import ALGO, hyperparams_path
+
+    registered = rl_zoo3.ALGOS.get(ALGO) is sb3_td3x.TD3X
+    folders = [Path(folder) for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
+    startup_files = [folder / name for folder in folders for name in STARTUP_FILES if (folder / name).is_file()]
+
+    print(f"sb3_td3x {sb3_td3x.__version__}, Python {sys.version.split()[0]}, rl_zoo3 {rl_zoo3.__version__}")
+    print(f"registered with rl_zoo3: {'yes' if registered else 'no'}")
+    print(f"autoload: {'active' if active else 'not active'}")
+    print(f"start-up files: {', '.join(map(str, startup_files)) or 'none found'}")
+    print(f"package: {Path(__file__).parent}")
+    print(f"hyperparameters: {hyperparams_path()}")
+    if not registered:
+        print("\n`python -m sb3_td3x zoo train --algo td3x ...` registers td3x without start-up files.")
+    return 0
+
+
+def add_zoo_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """
+    :param commands: where to add the command
+    """
+    parser = commands.add_parser(
+        "zoo",
+        help="run a command of RL Zoo with td3x registered, also where start-up files are disabled",
+        description="`zoo train ...` is `python -m rl_zoo3.train ...`, with td3x registered in any case.",
+    )
+    parser.add_argument("name", help="a command of the zoo, such as train, enjoy, record_video or plots.all_plots")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(run=run_zoo)
+
+
+def run_zoo(args: argparse.Namespace) -> int:
+    """
+    :param args: ``name`` of the zoo's command and its ``arguments``
+    :return: exit code
+    """
+    autoload.install(force=True)
+    names = zoo_commands()
+    if args.name not in names:
+        closest = difflib.get_close_matches(args.name, names, n=1)
+        hint = f"did you mean {closest[0]}?" if closest else f"it has {', '.join(names)}."
+        print(f"rl_zoo3 has no command {args.name!r}: {hint}", file=sys.stderr)
+        return 2
+    sys.argv[1:] = args.arguments
+    runpy.run_module(f"rl_zoo3.{args.name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def zoo_commands() -> list[str]:
+    """
+    :return: the zoo's modules that are meant to be run, without the package's name
+    """
+    spec = find_spec("rl_zoo3")  # finds the package without importing it
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    scripts = [path for path in package.rglob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    return sorted(".".join(path.relative_to(package).with_suffix("").parts) for path in scripts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,623 @@
+"""Policies of TD3X: SB3's TD3 policies with all critics computed as one batched network."""
+
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    NatureCNN,
+    create_mlp,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.sac.policies import Actor as SACActor
+from stable_baselines3.td3.policies import Actor as TD3Actor
+from stable_baselines3.td3.policies import TD3Policy
+from torch import nn
+
+from sb3_td3x.validation import check_integer
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "mish": nn.Mish,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+# Which kernel an optimizer runs on is a matter of the machine, not of the saved agent
+_OPTIMIZER_KERNEL_OPTIONS = ("capturable", "foreach", "fused")
+
+
+class StackedLinear(nn.Module):
+    """
+    One linear layer of every critic, computed as one batched matrix product.
+
+    :param layers: the same layer of each critic, in the critics' order
+    """
+
+    def __init__(self, layers: list[nn.Linear]):
+        super().__init__()
+        self.weight = nn.Parameter(th.stack([layer.weight.detach() for layer in layers]))
+        self.bias = nn.Parameter(th.stack([layer.bias.detach() for layer in layers]))
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs, (n_critics, batch, in_features)
+        :return: outputs, (n_critics, batch, out_features)
+        """
+        return th.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+
+    def first(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs of the first critic, (batch, in_features)
+        :return: outputs of the first critic, (batch, out_features)
+        """
+        return nn.functional.linear(x, self.weight[0], self.bias[0])
+
+
+class StackedLayerNorm(nn.Module):
+    """
+    One layer normalisation of every critic: normalised over the features, scaled and shifted by each critic's own weights.
+
+    :param layers: the same layer of each critic, in the critics' order
+    """
+
+    def __init__(self, layers: list[nn.LayerNorm]):
+        super().__init__()
+        self.weight = nn.Parameter(th.stack([layer.weight.detach() for layer in layers]))
+        self.bias = nn.Parameter(th.stack([layer.bias.detach() for layer in layers]))
+        self.eps = layers[0].eps
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs, (n_critics, batch, features)
+        :return: outputs of the same shape
+        """
+        normalised = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
+        return th.addcmul(self.bias.unsqueeze(1), normalised, self.weight.unsqueeze(1))
+
+    def first(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs of the first critic, (batch, features)
+        :return: outputs of the same shape
+        """
+        return nn.functional.layer_norm(x, x.shape[-1:], self.weight[0], self.bias[0], self.eps)
+
+
+class PerCritic(nn.Module):
+    """
+    A layer with parameters of its own in each critic and no batched form here, such as ``nn.PReLU``.
+
+    :param layers: the same layer of each critic, in the critics' order
+    """
+
+    def __init__(self, layers: list[nn.Module]):
+        super().__init__()
+        self.critics = nn.ModuleList(layers)
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs, (n_critics, batch, features)
+        :return: outputs, (n_critics, batch, features)
+        """
+        return th.stack([layer(x[idx]) for idx, layer in enumerate(self.critics)])
+
+    def first(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs of the first critic, (batch, features)
+        :return: outputs of the first critic, (batch, features)
+        """
+        return self.critics[0](x)
+
+
+class Elementwise(nn.Module):
+    """
+    An activation without parameters: the same for all critics.
+
+    :param activation: the activation
+    """
+
+    def __init__(self, activation: nn.Module):
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: inputs of any shape
+        :return: outputs of the same shape
+        """
+        return self.activation(x)
+
+    first = forward
+
+
+StackedLayer = StackedLinear | StackedLayerNorm | PerCritic | Elementwise
+
+
+def _stack(layers: list[Any]) -> StackedLayer:
+    """
+    :param layers: the same layer of each critic
+    :return: these layers as one
+    """
+    if isinstance(layers[0], nn.Linear):
+        return StackedLinear(layers)
+    if isinstance(layers[0], nn.LayerNorm):
+        return StackedLayerNorm(layers)
+    if layers[0].state_dict():
+        return PerCritic(layers)
+    return Elementwise(layers[0])
+
+
+class CriticEnsemble(BaseModel):
+    """
+    The critics Q_1 ... Q_n of TD3 (Fujimoto et al. 2018, algorithm 1), all computed at once.
+    A drop-in for SB3's ``ContinuousCritic``: drawn from the same random numbers, and its state dictionary
+    has the same keys and shapes, so that weights go both ways.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param net_arch: Number of units of each hidden layer
+    :param features_extractor: Network to extract features
+    :param features_dim: Number of features
+    :param activation_fn: Activation function
+    :param normalize_images: Whether to normalize images or not, dividing by 255.0
+    :param n_critics: Number of critics
+    :param share_features_extractor: Whether the features extractor is the actor's, and learned from the actor's loss alone
+    :param layer_norm: Whether each hidden layer is normalised before its activation (Ba et al. 2016)
+    """
+
+    features_extractor: BaseFeaturesExtractor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        net_arch: list[int],
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        normalize_images: bool = True,
+        n_critics: int = 2,
+        share_features_extractor: bool = True,
+        layer_norm: bool = False,
+    ):
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor=features_extractor,
+            normalize_images=normalize_images,
+        )
+        self.share_features_extractor = share_features_extractor
+        self.n_critics = n_critics
+        input_dim = features_dim + get_action_dim(action_space)
+        # Built critic by critic, as SB3 does, so that a seed gives the same initial weights
+        critics = [
+            create_mlp(input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm] if layer_norm else None)
+            for _ in range(n_critics)
+        ]
+        self.layers = nn.ModuleList(_stack(list(layers)) for layers in zip(*critics, strict=True))
+        self.register_state_dict_post_hook(_split_into_critics)
+        self.register_load_state_dict_pre_hook(_join_critics)
+
+    def q_values(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations of a batch
+        :param actions: scaled actions, (batch, action_dim)
+        :return: the values of all critics, (n_critics, batch, 1)
+        """
+        # A shared features extractor learns from the actor's loss alone
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        x = th.cat([features, actions], dim=1).expand(self.n_critics, -1, -1)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+        """
+        :param obs: observations of a batch
+        :param actions: scaled actions, (batch, action_dim)
+        :return: the values of each critic, (batch, 1), as SB3's critics give them
+        """
+        return self.q_values(obs, actions).unbind()
+
+    def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations of a batch
+        :param actions: scaled actions, (batch, action_dim)
+        :return: the values of the first critic alone, (batch, 1)
+        """
+        # The gradient of the actor's loss passes through the actions only
+        with th.no_grad():
+            features = self.extract_features(obs, self.features_extractor)
+        x = th.cat([features, actions], dim=1)
+        for layer in self.layers:
+            x = layer.first(x)  # type: ignore[operator]
+        return x
+
+    def sb3_parameters(self) -> list[tuple[nn.Parameter, int | None]]:
+        """
+        The parameters in the order of SB3's ``ContinuousCritic``, which is also the order of its optimizer's state.
+
+        :return: for each of SB3's parameters the parameter here that holds it,
+            and its index therein where that parameter holds one of every critic
+        """
+        order: list[tuple[nn.Parameter, int | None]] = [
+            (parameter, None) for parameter in self.features_extractor.parameters()
+        ]
+        for critic in range(self.n_critics):
+            for layer in self.layers:
+                if isinstance(layer, PerCritic):
+                    order += [(parameter, None) for parameter in layer.critics[critic].parameters()]
+                else:
+                    order += [(parameter, critic) for parameter in layer.parameters()]
+        return order
+
+
+def _critic_key(key: str, prefix: str) -> tuple[str, str] | None:
+    """
+    :param key: a key of a state dictionary of modules that hold a ``CriticEnsemble``
+    :param prefix: what stands before the ensemble's own keys
+    :return: the index of its layer and the rest of the key, None if it belongs to no layer of the ensemble
+    """
+    head = f"{prefix}layers."
+    if not key.startswith(head):
+        return None
+    layer, name = key[len(head) :].split(".", 1)
+    return layer, name
+
+
+def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, local_metadata: Any) -> None:
+    """
+    Hook of ``state_dict()``: name the parameters critic by critic, ``qf0.0.weight``, as SB3 does.
+
+    :param module: the ``CriticEnsemble``
+    :param state_dict: its state dictionary, changed in place
+    :param prefix: what stands before its keys
+    :param local_metadata: unused
+    """
+    assert isinstance(module, CriticEnsemble)
+    found = [(key, split) for key in state_dict if (split := _critic_key(key, prefix)) is not None]
+    stacked = [(layer, name, state_dict.pop(key)) for key, (layer, name) in found]
+    for critic in range(module.n_critics):
+        for layer, name, tensor in stacked:
+            if isinstance(module.layers[int(layer)], PerCritic):
+                _, owner, own_name = name.split(".", 2)
+                if int(owner) == critic:
+                    state_dict[f"{prefix}qf{critic}.{layer}.{own_name}"] = tensor
+            else:
+                state_dict[f"{prefix}qf{critic}.{layer}.{name}"] = tensor[critic]
+
+
+def _join_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, *_: Any) -> None:
+    """
+    Hook of ``load_state_dict()``: the inverse of ``_split_into_critics``.
+    Keys that are missing or too many are left as they are, for ``load_state_dict`` to report.
+
+    :param module: the ``CriticEnsemble``
+    :param state_dict: a copy of the dictionary to load, changed in place
+    :param prefix: what stands before its keys
+    """
+    assert isinstance(module, CriticEnsemble)
+    for idx, layer in enumerate(module.layers):
+        if isinstance(layer, PerCritic):
+            for critic, own in enumerate(layer.critics):
+                for name in own.state_dict():
+                    key = f"{prefix}qf{critic}.{idx}.{name}"
+                    if key in state_dict:
+                        state_dict[f"{prefix}layers.{idx}.critics.{critic}.{name}"] = state_dict.pop(key)
+        else:
+            for name, _parameter in layer.named_parameters():
+                keys = [f"{prefix}qf{critic}.{idx}.{name}" for critic in range(module.n_critics)]
+                if all(key in state_dict for key in keys):
+                    state_dict[f"{prefix}layers.{idx}.{name}"] = th.stack([state_dict.pop(key) for key in keys])
+
+
+def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
+    """
+    :param critic: the critics
+    :return: the state of their optimizer in the layout that it has in SB3, one entry for each critic's parameter
+    """
+    own = critic.optimizer.state_dict()
+    index = {id(parameter): idx for idx, parameter in enumerate(critic.parameters())}
+    order = critic.sb3_parameters()
+    state = {}
+    for sb3_idx, (parameter, critic_idx) in enumerate(order):
+        entry = own["state"].get(index[id(parameter)])
+        if entry is not None:
+            state[sb3_idx] = {
+                key: value[critic_idx] if critic_idx is not None and th.is_tensor(value) and value.dim() > 0 else value
+                for key, value in entry.items()
+            }
+    (group,) = own["param_groups"]
+    return {"state": state, "param_groups": [{**group, "params": list(range(len(order)))}]}
+
+
+def own_optimizer_state(critic: CriticEnsemble, sb3_state: dict[str, Any]) -> dict[str, Any]:
+    """
+    The inverse of ``sb3_optimizer_state``.
+
+    :param critic: the critics
+    :param sb3_state: the state of their optimizer in SB3's layout
+    :return: the same for ``critic.optimizer.load_state_dict``
+    """
+    order = critic.sb3_parameters()
+    (group,) = sb3_state["param_groups"]
+    if len(group["params"]) != len(order):
+        raise ValueError(
+            f"critic.optimizer holds the state of {len(group['params'])} parameters, expected {len(order)}: "
+            "it was saved with other policy_kwargs"
+        )
+    entries: dict[int, list[dict[str, Any]]] = {}
+    for sb3_idx, (parameter, _critic_idx) in zip(group["params"], order, strict=True):
+        if sb3_idx in sb3_state["state"]:
+            entries.setdefault(id(parameter), []).append(sb3_state["state"][sb3_idx])
+    stacked = {id(parameter) for parameter, critic_idx in order if critic_idx is not None}
+    state = {}
+    for idx, parameter in enumerate(critic.parameters()):
+        of_critics = entries.get(id(parameter))
+        if of_critics is not None:
+            state[idx] = {
+                key: th.stack([entry[key] for entry in of_critics])
+                if id(parameter) in stacked and th.is_tensor(value) and value.dim() > 0
+                else value
+                for key, value in of_critics[0].items()
+            }
+    return {"state": state, "param_groups": [{**group, "params": list(range(len(list(critic.parameters()))))}]}
+
+
+def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param optimizer: the optimizer that the state is for
+    :param state: a state dictionary, of this machine or another
+    :return: the same with the kernel options of ``optimizer``
+    """
+    groups = [
+        {**group, **{key: own[key] for key in _OPTIMIZER_KERNEL_OPTIONS if key in own}}
+        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {"state": state["state"], "param_groups": groups}
+
+
+class Actor(TD3Actor):
+    """
+    SB3's deterministic actor, with layer normalisation as an option.
+
+    :param layer_norm: Whether each hidden layer is normalised before its activation
+    """
+
+    def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.layer_norm = layer_norm
+        if layer_norm:
+            action_dim = get_action_dim(self.action_space)
+            self.mu = nn.Sequential(
+                *create_mlp(
+                    self.features_dim,
+                    action_dim,
+                    self.net_arch,
+                    self.activation_fn,
+                    squash_output=True,
+                    post_linear_modules=[nn.LayerNorm],
+                )
+            )
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
+
+
+class StochasticActor(SACActor):
+    """
+    A squashed Gaussian actor, for the ablation of TD3's deterministic policy (document 002, trick 1):
+    SAC's actor, trained by reparameterisation without an entropy term.
+
+    :param layer_norm: Whether each hidden layer is normalised before its activation
+    """
+
+    def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.layer_norm = layer_norm
+        if layer_norm:
+            self.latent_pi = nn.Sequential(
+                *create_mlp(
+                    self.features_dim, -1, self.net_arch, self.activation_fn, post_linear_modules=[nn.LayerNorm]
+                )
+            )
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
+
+
+class TD3XPolicy(TD3Policy):
+    """
+    Policy class (with both actor and critics) for TD3X: SB3's ``TD3Policy`` with batched critics and a few options.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param net_arch: Number of units of each hidden layer, ``[400, 300]`` or ``dict(pi=[400, 300], qf=[400, 300])``
+    :param activation_fn: Activation function
+    :param features_extractor_class: Features extractor to use.
+    :param features_extractor_kwargs: Keyword arguments to pass to the features extractor.
+    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
+    :param optimizer_class: The optimizer to use, ``th.optim.Adam`` by default
+    :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
+    :param n_critics: Number of critics, at least 1
+    :param share_features_extractor: Whether to share or not the features extractor between the actor and the critics
+    :param layer_norm: Whether the critics' hidden layers are normalised before their activation (Ba et al. 2016)
+    :param actor_layer_norm: The same for the actor
+    :param critic_activation_fn: Activation function of the critics where it differs from ``activation_fn``;
+        a class or one of the names in ``ACTIVATIONS``
+    :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic (document 002, trick 1)
+    """
+
+    critic: CriticEnsemble  # type: ignore[assignment]
+    critic_target: CriticEnsemble  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        n_critics: int = 2,
+        share_features_extractor: bool = False,
+        layer_norm: bool = False,
+        actor_layer_norm: bool = False,
+        critic_activation_fn: type[nn.Module] | str | None = None,
+        stochastic_actor: bool = False,
+    ):
+        n_critics = check_integer("n_critics", n_critics, low=1)
+        # Set before the parent's constructor, which builds the networks
+        self.layer_norm = layer_norm
+        self.actor_layer_norm = actor_layer_norm
+        self.critic_activation_fn = _activation("critic_activation_fn", critic_activation_fn)
+        self.stochastic_actor = stochastic_actor
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch,
+            activation_fn,
+            features_extractor_class,
+            features_extractor_kwargs,
+            normalize_images,
+            optimizer_class,
+            _with_fused_kernel(optimizer_class, optimizer_kwargs),
+            n_critics,
+            share_features_extractor,
+        )
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
+        actor_kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        actor_class = StochasticActor if self.stochastic_actor else Actor
+        return actor_class(**actor_kwargs, layer_norm=self.actor_layer_norm).to(self.device)  # type: ignore[return-value]
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> CriticEnsemble:  # type: ignore[override]
+        critic_kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        if self.critic_activation_fn is not None:
+            critic_kwargs["activation_fn"] = self.critic_activation_fn
+        return CriticEnsemble(**critic_kwargs, layer_norm=self.layer_norm).to(self.device)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        if self.stochastic_actor:
+            return self.actor._predict(observation, deterministic)
+        return self.actor(observation)
+
+    def unscale_action(self, scaled_action: Any) -> Any:
+        """
+        :param scaled_action: actions in [-1, 1]
+        :return: the same in the action space; always inside, where rounding would step over a bound
+        """
+        assert isinstance(self.action_space, spaces.Box)
+        return super().unscale_action(scaled_action).clip(self.action_space.low, self.action_space.high)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            **super()._get_constructor_parameters(),
+            "layer_norm": self.layer_norm,
+            "actor_layer_norm": self.actor_layer_norm,
+            "critic_activation_fn": self.critic_activation_fn,
+            "stochastic_actor": self.stochastic_actor,
+        }
+
+
+MlpPolicy = TD3XPolicy
+
+
+class CnnPolicy(TD3XPolicy):
+    """
+    Policy class for image observations, see ``TD3XPolicy`` for the parameters.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param features_extractor_class: Features extractor to use, ``NatureCNN`` by default
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        *args: Any,
+        features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            *args,
+            features_extractor_class=features_extractor_class,
+            **kwargs,
+        )
+
+
+class MultiInputPolicy(TD3XPolicy):
+    """
+    Policy class for Dict observations, see ``TD3XPolicy`` for the parameters.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param features_extractor_class: Features extractor to use, ``CombinedExtractor`` by default
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        *args: Any,
+        features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            *args,
+            features_extractor_class=features_extractor_class,
+            **kwargs,
+        )
+
+
+def _activation(name: str, value: type[nn.Module] | str | None) -> type[nn.Module] | None:
+    """
+    :param name: name of the argument, for the error
+    :param value: a class, the name of one, or None
+    :return: the class
+    """
+    if isinstance(value, str):
+        if value not in ACTIVATIONS:
+            raise ValueError(f"{name}={value!r} is unknown, expected a class or one of {sorted(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+    return value
+
+
+def _with_fused_kernel(
+    optimizer_class: type[th.optim.Optimizer], optimizer_kwargs: dict[str, Any] | None
+) -> dict[str, Any]:
+    """
+    :param optimizer_class: The optimizer to use
+    :param optimizer_kwargs: The user's arguments of it
+    :return: the arguments, with Adam's fused kernel unless the user chose a kernel: one pass over memory instead of many
+    """
+    kwargs = dict(optimizer_kwargs or {})
+    if optimizer_class in (th.optim.Adam, th.optim.AdamW) and not kwargs.keys() & set(_OPTIMIZER_KERNEL_OPTIONS):
+        kwargs["fused"] = True
+    return kwargs

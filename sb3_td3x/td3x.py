@@ -1,0 +1,942 @@
+"""TD3X: Twin Delayed DDPG (Fujimoto et al. 2018) for users of Stable-Baselines3 and RL Zoo."""
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3, HerReplayBuffer
+from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import (
+    GymEnv,
+    MaybeCallback,
+    ReplayBufferSamples,
+    RolloutReturn,
+    Schedule,
+    TrainFrequencyUnit,
+)
+from stable_baselines3.common.utils import (
+    FloatSchedule,
+    LinearSchedule,
+    check_for_correct_spaces,
+    get_parameters_by_name,
+    get_system_info,
+    update_learning_rate,
+)
+from stable_baselines3.td3 import policies as sb3_policies
+
+from sb3_td3x.checkpoint import SavePath, read_zip
+from sb3_td3x.noise import exploration_scale, vectorize_noise
+from sb3_td3x.policies import (
+    Actor,
+    CnnPolicy,
+    CriticEnsemble,
+    MlpPolicy,
+    MultiInputPolicy,
+    TD3XPolicy,
+    own_optimizer_state,
+    sb3_optimizer_state,
+    with_own_kernels,
+)
+from sb3_td3x.shaping import RewardShaping, ShapingBatch, make_reward_shaping, shape
+from sb3_td3x.validation import check_action_space, check_bool, check_finite, check_integer, check_number
+
+SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
+
+_TO_OWN_POLICY: dict[type[BasePolicy], type[TD3XPolicy]] = {
+    sb3_policies.MlpPolicy: MlpPolicy,
+    sb3_policies.CnnPolicy: CnnPolicy,
+    sb3_policies.MultiInputPolicy: MultiInputPolicy,
+}
+_TO_SB3_POLICY = {own: sb3 for sb3, own in _TO_OWN_POLICY.items()}
+
+
+# The update, as functions of tensors. b = batch size, n = number of critics, d = dimension of the action
+
+
+def smooth_target_actions(actions: th.Tensor, std: float, clip: float) -> th.Tensor:
+    """
+    Target policy smoothing: ã = clip(π'(s') + clip(ε, -c, c), -1, 1), ε ~ N(0, σ) (Fujimoto et al. 2018, eq. 14).
+
+    :param actions: actions of the target actor in the next states, scaled to [-1, 1], (b, d)
+    :param std: σ, standard deviation of the noise in the scaled action space; 0: no smoothing
+    :param clip: c, limit of its absolute value; 0: no smoothing
+    :return: ã, (b, d)
+    """
+    if std == 0 or clip == 0:
+        return actions
+    noise = th.randn_like(actions).mul_(std).clamp_(-clip, clip)
+    return (actions + noise).clamp_(-1, 1)
+
+
+def td_target(
+    rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_q: th.Tensor, clipped_double_q: bool
+) -> th.Tensor:
+    """
+    The target of all critics: y = r + γ (1 - done) min_i Q'_i(s', ã) (Fujimoto et al. 2018, eq. 10).
+
+    :param rewards: rewards, or sums of n of them, (b, 1)
+    :param dones: 1 where s' is terminal, 0 elsewhere, also at time-outs, (b, 1)
+    :param discounts: γ, or γ^n for n-step returns, (b, 1)
+    :param next_q: values of the target critics, (n, b, 1)
+    :param clipped_double_q: whether the minimum over the critics is taken; False: the first critic alone
+        (document 002, trick 6)
+    :return: y, (b, 1)
+    """
+    next_value = next_q.amin(dim=0) if clipped_double_q else next_q[0]
+    return rewards + (1 - dones) * discounts * next_value
+
+
+def critic_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """
+    L = Σ_i mean((Q_i(s, a) - y)²), the sum over the critics without the half of some texts, as in SB3.
+
+    :param q: values of the critics, (n, b, 1)
+    :param target: y, (b, 1)
+    :return: L, a scalar
+    """
+    return (q - target).square().mean(dim=(1, 2)).sum()
+
+
+def actor_loss(q1: th.Tensor) -> th.Tensor:
+    """
+    The deterministic policy gradient's loss, -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).
+
+    :param q1: values of the first critic for the actor's actions, (b, 1)
+    :return: a scalar
+    """
+    return -q1.mean()
+
+
+@th.no_grad()
+def soft_update(params: list[th.Tensor], target_params: list[th.Tensor], tau: float) -> None:
+    """
+    θ' ← τ θ + (1 - τ) θ', in place.
+
+    :param params: θ
+    :param target_params: θ'
+    :param tau: τ, in (0, 1]; 1 copies
+    """
+    if target_params:
+        th._foreach_lerp_(target_params, params, tau)
+
+
+class TD3X(OffPolicyAlgorithm):
+    """
+    Twin Delayed DDPG (TD3)
+    Addressing Function Approximation Error in Actor-Critic Methods (Fujimoto et al. 2018),
+    https://arxiv.org/abs/1802.09477
+
+    SB3's ``TD3`` with exponentially decayed exploration noise, a reward shaping hook, a learning rate of its own
+    for the critics, and checks of all arguments and data. Arguments shared with SB3 mean the same.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: learning rate of the actor, and of the critics unless ``qf_learning_rate`` is given, >= 0;
+        a number, a function of the current progress remaining (from 1 to 0),
+        or a string such as ``lin_7e-4``: from 7e-4 linearly to 0
+    :param buffer_size: size of the replay buffer, in transitions
+    :param learning_starts: how many env timesteps of random actions before learning starts, without updates
+    :param batch_size: Minibatch size for each gradient update
+    :param tau: the soft update coefficient ("Polyak update"), in (0, 1]; 1: no target networks
+        (then also ``policy_delay=1``, else they lag behind)
+    :param gamma: the discount factor, in [0, 1]
+    :param train_freq: Update the model every ``train_freq`` steps. Alternatively pass a tuple of frequency and unit
+        like ``(5, "step")`` or ``(2, "episode")``.
+    :param gradient_steps: How many updates of the critics to do after each rollout (see ``train_freq``);
+        -1: as many as env steps (of all envs together) in the rollout
+    :param action_noise: the exploration noise, in the scaled action space [-1, 1] (None: no exploration)
+    :param replay_buffer_class: Replay buffer class to use (for instance ``HerReplayBuffer``).
+        If ``None``, it will be automatically selected.
+    :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation.
+    :param optimize_memory_usage: Enable a memory efficient variant of the replay buffer at a cost of more complexity;
+        needs ``replay_buffer_kwargs=dict(handle_timeout_termination=False)``
+    :param n_steps: When > 1, use n-step returns. Only without a custom ``replay_buffer_class``,
+        and not with Dict observations.
+    :param policy_delay: The actor and all target networks are updated once every ``policy_delay`` updates
+        of the critics. The count goes on across calls of ``train()`` and after loading.
+    :param target_policy_noise: Standard deviation of Gaussian noise added to target policy (smoothing noise),
+        in the scaled action space; 0: no smoothing
+    :param target_noise_clip: Limit for absolute value of target policy smoothing noise.
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+        the reported success rate, mean episode length, and mean reward over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation, see ``TD3XPolicy``
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages (such as device or wrappers used), 2 for
+        debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run.
+        Setting it to auto, the code will be run on the GPU if possible.
+    :param qf_learning_rate: learning rate of the critics, as ``learning_rate``; None: the same
+    :param action_noise_decay: the exploration noise is multiplied by ``action_noise_decay ** t`` (document 000),
+        t the env timesteps taken by the policy, of all envs together; in (0, 1], 1: no decay
+    :param action_noise_min_scale: lower bound of that factor, in [0, 1]
+    :param reward_shaping: what to learn from instead of the env's rewards and terminations, see ``sb3_td3x.shaping``;
+        an object, a function, or as in YAML ``{"sb3_td3x.shaping.RewardScale": {"scale": 0.1}}``, or a list of these.
+        Episode statistics and evaluations stay raw.
+    :param clipped_double_q: Whether the target is the minimum over the target critics; False: the first one alone,
+        the others are still trained (document 002, trick 6)
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: an argument is out of range; names it, its value and what is allowed
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    policy: TD3XPolicy
+    actor: Actor
+    actor_target: Actor
+    critic: CriticEnsemble
+    critic_target: CriticEnsemble
+
+    def __init__(
+        self,
+        policy: str | type[BasePolicy],
+        env: GymEnv | str | None,
+        learning_rate: float | str | Schedule = 1e-3,
+        buffer_size: int = 1_000_000,  # 1e6
+        learning_starts: int = 100,
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        optimize_memory_usage: bool = False,
+        n_steps: int = 1,
+        policy_delay: int = 2,
+        target_policy_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        qf_learning_rate: float | str | Schedule | None = None,
+        action_noise_decay: float = 1.0,
+        action_noise_min_scale: float = 0.0,
+        reward_shaping: Any = None,
+        clipped_double_q: bool = True,
+        _init_setup_model: bool = True,
+    ):
+        if env is not None:
+            env = maybe_make_env(env, verbose)
+            check_action_space(env.action_space)
+        super().__init__(
+            policy if isinstance(policy, str) else _TO_OWN_POLICY.get(policy, policy),
+            env,  # type: ignore[arg-type]
+            learning_rate,  # type: ignore[arg-type]
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise=action_noise,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            optimize_memory_usage=optimize_memory_usage,
+            n_steps=n_steps,
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            supported_action_spaces=(spaces.Box,),
+            support_multi_env=True,
+        )
+        self.policy_delay = policy_delay
+        self.target_policy_noise = target_policy_noise
+        self.target_noise_clip = target_noise_clip
+        self.qf_learning_rate = qf_learning_rate
+        self.action_noise_decay = action_noise_decay
+        self.action_noise_min_scale = action_noise_min_scale
+        self.reward_shaping = reward_shaping
+        self.clipped_double_q = clipped_double_q
+        # t of the noise decay: env timesteps taken by the policy, in the whole life of the agent
+        self._exploration_timesteps = 0
+        # Env timesteps of the last rollout, for the logged ratio of updates
+        self._rollout_timesteps = 0
+
+        if _init_setup_model:
+            self._setup_model()
+            self._replay_buffer = self._make_replay_buffer()
+
+    # The algorithm
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """
+        Sample the replay buffer and update the networks.
+
+        :param gradient_steps: number of updates of the critics
+        :param batch_size: transitions in each update
+        """
+        # Switch to train mode (this affects batch norm / dropout)
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([self.actor.optimizer])
+        qf_learning_rate = self.qf_lr_schedule(self._current_progress_remaining)
+        update_learning_rate(self.critic.optimizer, qf_learning_rate)
+
+        critic_losses, actor_losses, q_means = [], [], []
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            self._n_updates += 1
+            loss, q_mean = self._update_critics(batch)
+            critic_losses.append(loss)
+            q_means.append(q_mean)
+            if self._n_updates % self.policy_delay == 0:
+                actor_losses.append(self._update_actor(batch.observations))
+                self._update_targets()
+
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if self._rollout_timesteps > 0:
+            self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
+        self.logger.record("train/qf_learning_rate", qf_learning_rate)
+        # Read after all updates, so that none of them waits for a GPU
+        self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
+        self.logger.record("train/q_mean", th.stack(q_means).mean().item())
+        if actor_losses:
+            self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
+
+    def _update_critics(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
+        """
+        One update of all critics.
+
+        :param batch: transitions
+        :return: their loss, and the mean of their values
+        """
+        with th.no_grad():
+            next_actions = smooth_target_actions(
+                self.actor_target(batch.next_observations), self.target_policy_noise, self.target_noise_clip
+            )
+            next_q = _q_values(self.critic_target, batch.next_observations, next_actions)
+            # Only n-step buffers give discounts
+            discounts = self.gamma if batch.discounts is None else batch.discounts
+            target = td_target(batch.rewards, batch.dones, discounts, next_q, self.clipped_double_q)
+
+        q = _q_values(self.critic, batch.observations, batch.actions)
+        loss = critic_loss(q, target)
+        self.critic.optimizer.zero_grad()
+        loss.backward()
+        self.critic.optimizer.step()
+        return loss.detach(), q.detach().mean()
+
+    def _update_actor(self, observations: th.Tensor) -> th.Tensor:
+        """
+        One update of the actor.
+
+        :param observations: observations of a batch
+        :return: its loss
+        """
+        loss = actor_loss(self.critic.q1_forward(observations, self.actor(observations)))
+        self.actor.optimizer.zero_grad()
+        # The critic's own gradients are not needed
+        loss.backward(inputs=self._params["actor"])
+        self.actor.optimizer.step()
+        return loss.detach()
+
+    def _update_targets(self) -> None:
+        """Move all target networks towards the networks; running statistics are copied (SB3 issue 996)."""
+        for network in ("critic", "actor"):
+            soft_update(self._params[network], self._params[f"{network}_target"], self.tau)
+            soft_update(self._running_stats[network], self._running_stats[f"{network}_target"], 1.0)
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Random actions at first, then the policy's plus the decayed exploration noise (document 000).
+
+        :param learning_starts: Number of env timesteps of random actions
+        :param action_noise: the exploration noise, before decay
+        :param n_envs: number of envs
+        :return: actions for the envs, and the same scaled to [-1, 1] for the replay buffer, (n_envs, action_dim)
+        """
+        warm_up = self.num_timesteps < learning_starts
+        if warm_up:
+            actions = np.array([self.action_space.sample() for _ in range(n_envs)])
+        else:
+            assert self._last_obs is not None, "self._last_obs was not set"
+            actions, _ = self.predict(self._last_obs, deterministic=False)
+        scaled_actions = self.policy.scale_action(actions)
+        if action_noise is not None and not self._stochastic_actor:
+            scaled_actions = np.clip(scaled_actions + self.action_noise_scale * action_noise(), -1, 1)
+        check_finite("action", scaled_actions, self.num_timesteps)
+        if not warm_up:
+            self._exploration_timesteps += n_envs
+        return self.policy.unscale_action(scaled_actions), scaled_actions
+
+    @property
+    def action_noise_scale(self) -> float:
+        """The factor of the exploration noise now, from 1 down to ``action_noise_min_scale``."""
+        return exploration_scale(self._exploration_timesteps, self.action_noise_decay, self.action_noise_min_scale)
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """
+        Check, shape and store one transition of each env: unnormalised observations, scaled actions.
+
+        :param replay_buffer: Replay buffer object where to store the transition.
+        :param buffer_action: scaled actions
+        :param new_obs: next observations; of a finished env the first of the next episode
+        :param reward: rewards
+        :param dones: whether the episode ended, by termination or time-out
+        :param infos: the envs' infos, with the last observations of finished episodes
+        """
+        if self._vec_normalize_env is not None:
+            original_obs: Any = self._vec_normalize_env.get_original_obs()
+            reward = self._vec_normalize_env.get_original_reward()
+        else:
+            self._last_original_obs, original_obs = self._last_obs, new_obs
+
+        next_obs = self._last_of_episode(original_obs, dones, infos)
+        check_finite("observation", next_obs, self.num_timesteps)
+        check_finite("observation after the reset", original_obs, self.num_timesteps)
+        check_finite("reward", reward, self.num_timesteps)
+        if self._shaping is not None:
+            reward, dones, infos = self._shape(self._shaping, buffer_action, next_obs, reward, dones, infos)
+
+        replay_buffer.add(self._last_original_obs, next_obs, buffer_action, reward, dones, infos)  # type: ignore[arg-type]
+        self._last_obs = new_obs  # type: ignore[assignment]
+        self._last_original_obs = original_obs
+
+    def _last_of_episode(self, original_obs: Any, dones: np.ndarray, infos: list[dict[str, Any]]) -> Any:
+        """
+        :param original_obs: unnormalised observations; vectorised envs have already reset the finished ones
+        :param dones: whether the episode ended
+        :param infos: the envs' infos
+        :return: the observations with the last ones of finished episodes put back
+        """
+        if not dones.any():
+            return original_obs
+        next_obs = deepcopy(original_obs)
+        for idx in np.flatnonzero(dones):
+            last_obs = infos[idx].get("terminal_observation")
+            if last_obs is None:
+                continue
+            if self._vec_normalize_env is not None:
+                last_obs = self._vec_normalize_env.unnormalize_obs(last_obs)
+            if isinstance(next_obs, dict):
+                for key in next_obs:
+                    next_obs[key][idx] = last_obs[key]
+            else:
+                next_obs[idx] = last_obs
+        return next_obs
+
+    def _shape(
+        self,
+        hook: RewardShaping,
+        buffer_action: np.ndarray,
+        next_obs: Any,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """
+        :param hook: the shaping hook
+        :param buffer_action: scaled actions
+        :param next_obs: observations that the actions led to
+        :param rewards: the envs' rewards
+        :param dones: whether the episode ended, by termination or time-out
+        :param infos: the envs' infos
+        :return: rewards, dones and infos to store
+        """
+        timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], dtype=bool)
+        dones = np.asarray(dones, dtype=bool)
+        batch = ShapingBatch(
+            observations=self._last_original_obs,  # type: ignore[arg-type]
+            actions=self.policy.unscale_action(buffer_action),
+            rewards=rewards.astype(np.float32),
+            next_observations=next_obs,
+            terminations=dones & ~timeouts,
+            truncations=dones & timeouts,
+            infos=infos,
+            gamma=self.gamma,
+        )
+        shaped_rewards, terminations = shape(hook, batch)
+        self.logger.record_mean("rollout/shaped_reward_mean", float(shaped_rewards.mean()))
+        if (terminations == batch.terminations).all():
+            return shaped_rewards, dones, infos
+        self._check_terminations_can_be_shaped(hook)
+        # An episode's end that the hook declares not terminal is stored as a time-out, so that
+        # its value is bootstrapped and n-step sums do not cross the reset
+        shaped_dones = dones | terminations
+        shaped_infos = [
+            {**info, "TimeLimit.truncated": bool(done and not terminated)}
+            for info, done, terminated in zip(infos, shaped_dones, terminations, strict=True)
+        ]
+        return shaped_rewards, shaped_dones, shaped_infos
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
+        """As in SB3; notes how many env timesteps were taken."""
+        rollout = super().collect_rollouts(*args, **kwargs)
+        self._rollout_timesteps = rollout.episode_timesteps
+        return rollout
+
+    def dump_logs(self) -> None:
+        """Write log data."""
+        if self.action_noise is not None:
+            self.logger.record("rollout/action_noise_scale", self.action_noise_scale)
+        super().dump_logs()
+
+    def learn(
+        self: SelfTD3X,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int | None = 4,
+        tb_log_name: str = "TD3X",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfTD3X:
+        """
+        Return a trained model.
+
+        :param total_timesteps: The total number of samples (env steps) to train on
+        :param callback: callback(s) called at every step with state of the algorithm.
+        :param log_interval: log every so many episodes
+        :param tb_log_name: the name of the run for TensorBoard logging
+        :param reset_num_timesteps: whether or not to reset the current timestep number (used in logging)
+        :param progress_bar: Display a progress bar using tqdm and rich.
+        :return: the trained model
+        """
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,  # type: ignore[arg-type]
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        """As in SB3; fits the noise to the number of envs, also after loading, and checks the first observations."""
+        assert self.env is not None, "You must set the environment before calling learn()"
+        self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
+        total_timesteps, callback = super()._setup_learn(*args, **kwargs)
+        first_obs: Any = self._last_obs if self._last_original_obs is None else self._last_original_obs
+        check_finite("observation after the reset", first_obs, self.num_timesteps)
+        return total_timesteps, callback
+
+    # Building the model
+
+    def _setup_model(self) -> None:
+        """Check all arguments, create networks and optimizers. Also called after loading, which passes the constructor by."""
+        self._check_arguments()
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self._convert_train_freq()
+        if self.train_freq.unit == TrainFrequencyUnit.EPISODE and self.n_envs > 1:  # type: ignore[union-attr]
+            raise ValueError(f"train_freq={self.train_freq} is not allowed with {self.n_envs} envs, expected steps")  # type: ignore[str-bytes-safe]
+        self.policy = self.policy_class(  # type: ignore[assignment]
+            self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
+        ).to(self.device)
+        self.actor, self.actor_target = self.policy.actor, self.policy.actor_target  # type: ignore[assignment]
+        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+        networks: dict[str, th.nn.Module] = {
+            "actor": self.actor,
+            "actor_target": self.actor_target,
+            "critic": self.critic,
+            "critic_target": self.critic_target,
+        }
+        self._params: dict[str, list[th.Tensor]] = {name: list(net.parameters()) for name, net in networks.items()}
+        # Of batch normalisation
+        self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
+        self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
+        if self._stochastic_actor and self.action_noise is not None:
+            warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)")
+
+    def _setup_lr_schedule(self) -> None:
+        """Turn numbers and strings into schedules."""
+        self.lr_schedule = _schedule("learning_rate", self.learning_rate)
+        self.qf_lr_schedule = (
+            self.lr_schedule
+            if self.qf_learning_rate is None
+            else _schedule("qf_learning_rate", self.qf_learning_rate)
+        )
+
+    def _check_arguments(self) -> None:
+        """Raise a ``ValueError`` that names the first argument that is not allowed."""
+        check_action_space(self.action_space)
+        self.buffer_size = check_integer("buffer_size", self.buffer_size, low=1)
+        self.learning_starts = check_integer("learning_starts", self.learning_starts, low=0)
+        self.batch_size = check_integer("batch_size", self.batch_size, low=1)
+        self.tau = check_number("tau", self.tau, 0, 1, low_open=True)
+        self.gamma = check_number("gamma", self.gamma, 0, 1)
+        self.gradient_steps = check_integer("gradient_steps", self.gradient_steps, low=-1)
+        self.n_steps = check_integer("n_steps", self.n_steps, low=1)
+        self.policy_delay = check_integer("policy_delay", self.policy_delay, low=1)
+        self.target_policy_noise = check_number("target_policy_noise", self.target_policy_noise, 0)
+        self.target_noise_clip = check_number("target_noise_clip", self.target_noise_clip, 0)
+        self._stats_window_size = check_integer("stats_window_size", self._stats_window_size, low=1)
+        self.action_noise_decay = check_number("action_noise_decay", self.action_noise_decay, 0, 1, low_open=True)
+        self.action_noise_min_scale = check_number("action_noise_min_scale", self.action_noise_min_scale, 0, 1)
+        self.clipped_double_q = check_bool("clipped_double_q", self.clipped_double_q)
+        self._check_train_freq()
+        self._check_action_noise()
+        self._check_replay_buffer()
+        self._shaping = make_reward_shaping(self.reward_shaping)
+        if self._shaping is not None:
+            if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, HerReplayBuffer):
+                raise ValueError(
+                    f"reward_shaping={self.reward_shaping!r} is not allowed with {self.replay_buffer_class.__name__}, "
+                    "which computes rewards anew from the goals"
+                )
+            if self._shaping.changes_terminations:
+                self._check_terminations_can_be_shaped(self._shaping)
+
+    def _check_train_freq(self) -> None:
+        """Check ``train_freq``, a number or a tuple of number and unit."""
+        train_freq = self.train_freq
+        if isinstance(train_freq, (tuple, list)):
+            if len(train_freq) != 2 or getattr(train_freq[1], "value", train_freq[1]) not in ("step", "episode"):
+                raise ValueError(
+                    f"train_freq={train_freq!r} is not allowed, expected an integer or (integer, 'step' or 'episode')"
+                )
+            check_integer("train_freq", train_freq[0], low=1)
+            self.train_freq = tuple(train_freq) if isinstance(train_freq, list) else train_freq  # type: ignore[assignment]
+        else:
+            self.train_freq = check_integer("train_freq", train_freq, low=1)
+
+    def _check_action_noise(self) -> None:
+        """Check type, deviation and shape of the exploration noise."""
+        if self.action_noise is None:
+            return
+        if not isinstance(self.action_noise, ActionNoise):
+            raise ValueError(f"action_noise={self.action_noise!r} is not allowed, expected an ActionNoise or None")
+        base_noise = vectorize_noise(self.action_noise, n_envs=1)
+        if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+            mean, sigma = np.asarray(base_noise._mu), np.asarray(base_noise._sigma)
+            if not (np.isfinite(sigma).all() and (sigma >= 0).all() and np.isfinite(mean).all()):
+                raise ValueError(f"action_noise={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
+            if mean.size not in (1, *self.action_space.shape[:1], int(np.prod(self.action_space.shape))):  # type: ignore[index]
+                raise ValueError(
+                    f"action_noise={base_noise!r} is not allowed, expected the shape of an action, {self.action_space.shape}"
+                )
+
+    def _check_replay_buffer(self) -> None:
+        """Check which n-step returns the replay buffer can give."""
+        if self.n_steps == 1:
+            return
+        if self.replay_buffer_class is not None:
+            warnings.warn(
+                f"n_steps={self.n_steps} is not used: replay_buffer_class={self.replay_buffer_class.__name__} "
+                "decides on returns; configure it by replay_buffer_kwargs"
+            )
+        elif isinstance(self.observation_space, spaces.Dict):
+            raise ValueError(f"n_steps={self.n_steps} is not allowed with Dict observations, expected 1")
+        elif self.optimize_memory_usage:
+            raise ValueError(f"n_steps={self.n_steps} is not allowed with optimize_memory_usage=True, expected 1")
+
+    def _check_terminations_can_be_shaped(self, hook: RewardShaping) -> None:
+        """
+        :param hook: a hook that changes terminations, which only a replay buffer that knows time-outs can store
+        """
+        if self.optimize_memory_usage or not self.replay_buffer_kwargs.get("handle_timeout_termination", True):
+            raise ValueError(
+                f"reward_shaping={hook!r} changes terminations, which is not allowed with "
+                "optimize_memory_usage=True or handle_timeout_termination=False"
+            )
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer:  # type: ignore[override]
+        """
+        The replay buffer. Made at construction, but after loading at its first use:
+        an agent that only plays needs no memory for it.
+        """
+        if self._replay_buffer is None:
+            self._replay_buffer = self._make_replay_buffer()
+        return self._replay_buffer
+
+    @replay_buffer.setter
+    def replay_buffer(self, replay_buffer: ReplayBuffer | None) -> None:
+        self._replay_buffer = replay_buffer
+
+    def _make_replay_buffer(self) -> ReplayBuffer:
+        """
+        :return: an empty replay buffer of the class that the arguments ask for
+        """
+        buffer_class = self.replay_buffer_class
+        # The user's own dictionary is part of the zip: no env and nothing derived may enter it
+        kwargs = dict(self.replay_buffer_kwargs)
+        if buffer_class is None:
+            if isinstance(self.observation_space, spaces.Dict):
+                buffer_class = DictReplayBuffer
+            elif self.n_steps > 1:
+                buffer_class = NStepReplayBuffer
+                kwargs.update(n_steps=self.n_steps, gamma=self.gamma)
+            else:
+                buffer_class = ReplayBuffer
+        elif issubclass(buffer_class, HerReplayBuffer):
+            if self.env is None:
+                raise ValueError(f"env=None is not allowed with {buffer_class.__name__}, expected the env of the goals")
+            kwargs["env"] = self.env
+        return buffer_class(
+            self.buffer_size,
+            self.observation_space,
+            self.action_space,
+            device=self.device,
+            n_envs=self.n_envs,
+            optimize_memory_usage=self.optimize_memory_usage,
+            **kwargs,
+        )
+
+    # Saving and loading
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls: type[SelfTD3X],
+        path: SavePath,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfTD3X:
+        """
+        Load an agent saved by TD3X, or by SB3's ``TD3`` or ``DDPG``, whose training goes on where it stopped,
+        optimizers included.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param env: the new environment to run the loaded model on (can be None if you only need prediction)
+        :param device: Device on which the code should run.
+        :param custom_objects: Dictionary of objects to replace upon loading
+        :param print_system_info: Whether to print system info from the saved model and the current system info
+        :param force_reset: Force call to ``reset()`` before training
+        :param kwargs: arguments of the constructor to change when loading
+        :return: new model instance with loaded parameters
+        :raises ValueError: the file is damaged or another algorithm's, an argument is unknown or not allowed,
+            or the env's spaces are not those of the agent
+        """
+        if print_system_info:
+            print("== CURRENT SYSTEM INFO ==")
+            get_system_info()
+        data, params = read_zip(path, device, custom_objects, print_system_info)
+        data = _to_own_attributes(data)
+        _check_load_arguments(cls, kwargs, data)
+        if env is not None:
+            env = cls._wrap_env(env, data["verbose"])
+            check_for_correct_spaces(env, data["observation_space"], data["action_space"])
+            data["n_envs"] = env.num_envs
+            if force_reset:
+                data["_last_obs"] = None
+        model = cls(policy=data["policy_class"], env=env, device=device, _init_setup_model=False)
+        model.__dict__.update(data)
+        model.__dict__.update(kwargs)
+        model._setup_model()
+        model.set_parameters(params, exact_match=True, device=device)
+        return model
+
+    def to_sb3(self) -> TD3:
+        """
+        The agent as SB3's ``TD3``, for use where sb3_td3x is not installed: same networks, optimizers and counters.
+        What SB3's TD3 has no argument for is left behind, with a warning: shaping, noise decay,
+        the critics' own learning rate, ``clipped_double_q=False``.
+
+        :return: an SB3 TD3 that predicts the same
+        :raises ValueError: the networks have options that SB3's have not
+        """
+        policy_kwargs = dict(self.policy_kwargs)
+        for option in ("layer_norm", "actor_layer_norm", "stochastic_actor", "critic_activation_fn"):
+            if policy_kwargs.pop(option, None):
+                raise ValueError(f"policy_kwargs with {option}={self.policy_kwargs[option]!r} have no counterpart in SB3's TD3")
+        for name, default in _WITHOUT_COUNTERPART.items():
+            if getattr(self, name) != default:
+                warnings.warn(f"{name}={getattr(self, name)!r} has no counterpart in SB3's TD3 and is left behind")
+        model = TD3(
+            _TO_SB3_POLICY.get(self.policy_class, self.policy_class),  # type: ignore[arg-type]
+            env=None,  # type: ignore[arg-type]
+            device=self.device,
+            _init_setup_model=False,
+        )
+        shared = _SHARED_STATE | inspect.signature(TD3.__init__).parameters.keys()
+        model.__dict__.update({name: deepcopy(value) for name, value in self.__dict__.items() if name in shared})
+        model.__dict__.update(policy_kwargs=policy_kwargs, learning_rate=self.lr_schedule, seed=None)
+        model.env, model._vec_normalize_env = self.env, self._vec_normalize_env
+        # The initial weights are drawn only to be replaced
+        with th.random.fork_rng(devices=[]):
+            model._setup_model()
+        model.seed = self.seed
+        model.set_parameters(self.get_parameters(), device=self.device)
+        return model
+
+    def get_parameters(self) -> dict[str, dict]:
+        """
+        Return the parameters of the agent, in SB3's layout: those of each critic by itself.
+
+        :return: Mapping from names of the objects to PyTorch state-dicts.
+        """
+        params = super().get_parameters()
+        if isinstance(self.critic, CriticEnsemble):
+            params["critic.optimizer"] = sb3_optimizer_state(self.critic)
+        return params
+
+    def set_parameters(
+        self,
+        load_path_or_dict: SavePath | dict[str, dict],  # type: ignore[override]
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        Load parameters from a given zip-file or a nested dictionary containing parameters for
+        different modules (see ``get_parameters``).
+
+        :param load_path_or_dict: Location of the saved data (path or file-like, see ``save``), or a nested
+            dictionary containing nn.Module parameters used by the policy, in SB3's layout
+        :param exact_match: If True, the given parameters should include parameters for each
+            module and each of their parameters, otherwise raises an Exception.
+        :param device: Device on which the code should run.
+        """
+        if isinstance(load_path_or_dict, dict):
+            params = dict(load_path_or_dict)
+        else:
+            _, params = read_zip(load_path_or_dict, device)  # type: ignore[assignment]
+        if "critic.optimizer" in params and isinstance(self.critic, CriticEnsemble):
+            params["critic.optimizer"] = own_optimizer_state(self.critic, params["critic.optimizer"])
+        for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
+            if name in params:
+                params[name] = with_own_kernels(network.optimizer, params[name])
+        super().set_parameters(params, exact_match=exact_match, device=device)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [
+            *super()._excluded_save_params(),
+            # Networks: saved as state dictionaries
+            "actor",
+            "actor_target",
+            "critic",
+            "critic_target",
+            "_params",
+            "_running_stats",
+            "_stochastic_actor",
+            # Rebuilt from the arguments
+            "lr_schedule",
+            "qf_lr_schedule",
+            "_shaping",
+            "_replay_buffer",
+        ]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "actor.optimizer", "critic.optimizer"], []
+
+
+# What SB3's TD3 cannot express, and the value that means the same as there
+_WITHOUT_COUNTERPART = {
+    "qf_learning_rate": None,
+    "action_noise_decay": 1.0,
+    "action_noise_min_scale": 0.0,
+    "reward_shaping": None,
+    "clipped_double_q": True,
+}
+# Attributes of a running training that SB3's TD3 has as well
+_SHARED_STATE = {
+    "observation_space",
+    "action_space",
+    "n_envs",
+    "num_timesteps",
+    "_total_timesteps",
+    "_num_timesteps_at_start",
+    "_episode_num",
+    "_n_updates",
+    "_current_progress_remaining",
+    "_stats_window_size",
+    "ep_info_buffer",
+    "ep_success_buffer",
+}
+
+
+def _q_values(critic: th.nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    """
+    :param critic: the critics; of a user's own policy class they may be SB3's
+    :param obs: observations
+    :param actions: scaled actions, (b, d)
+    :return: the values of all critics, (n, b, 1)
+    """
+    return critic.q_values(obs, actions) if isinstance(critic, CriticEnsemble) else th.stack(critic(obs, actions))
+
+
+def _schedule(name: str, value: float | str | Callable[[float], float]) -> FloatSchedule:
+    """
+    :param name: name of the argument, for the error
+    :param value: a number, a schedule, or a string such as ``lin_7e-4``
+    :return: the schedule
+    """
+    if isinstance(value, str):
+        kind, _, initial = value.partition("_")
+        try:
+            start = float(initial)
+        except ValueError:
+            kind = "unknown"
+        if kind != "lin":
+            raise ValueError(f"{name}={value!r} is not allowed, expected a number, a schedule or a string such as 'lin_7e-4'")
+        return FloatSchedule(LinearSchedule(check_number(name, start, 0), 0.0, 1.0))
+    if not callable(value):
+        return FloatSchedule(check_number(name, value, 0))
+    schedule = FloatSchedule(value)
+    check_number(f"{name}({1.0})", schedule(1.0), 0)
+    return schedule
+
+
+def _to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param data: attributes from a zip of TD3X, TD3 or DDPG
+    :return: the same as TD3X names and means them
+    """
+    data = dict(data)
+    data["policy_class"] = _TO_OWN_POLICY.get(data["policy_class"], data["policy_class"])
+    data.get("policy_kwargs", {}).pop("device", None)
+    # SB3 stores the buffer class that it chose by itself; TD3X chooses again, by n_steps
+    if data.get("replay_buffer_class") is NStepReplayBuffer:
+        kwargs = dict(data["replay_buffer_kwargs"])
+        data["n_steps"] = kwargs.pop("n_steps", 3)
+        kwargs.pop("gamma", None)
+        data.update(replay_buffer_class=None, replay_buffer_kwargs=kwargs)
+    elif data.get("replay_buffer_class") in (ReplayBuffer, DictReplayBuffer):
+        data["replay_buffer_class"] = None
+    for derived in ("actor_batch_norm_stats", "critic_batch_norm_stats"):
+        data.pop(derived, None)
+        data.pop(f"{derived}_target", None)
+    return data
+
+
+def _check_load_arguments(cls: type[TD3X], kwargs: dict[str, Any], data: dict[str, Any]) -> None:
+    """
+    :param cls: the algorithm's class
+    :param kwargs: the arguments of ``load`` that replace saved ones
+    :param data: the saved attributes
+    """
+    known = {*inspect.signature(cls.__init__).parameters, *data} - {"self"}
+    for name in kwargs:
+        if name not in known:
+            closest = difflib.get_close_matches(name, known, n=1)
+            raise ValueError(f"{name}={kwargs[name]!r} is no argument of {cls.__name__}" + f", did you mean {closest[0]}?" * bool(closest))
+    if "policy_kwargs" in kwargs and kwargs["policy_kwargs"] != data["policy_kwargs"]:
+        raise ValueError(
+            f"policy_kwargs={kwargs['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
+            f"{data['policy_kwargs']!r}"
+        )

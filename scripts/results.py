@@ -1,0 +1,414 @@
+"""
+Train agents with the zoo's own command line, test each on the same 100 episodes, and compare the algorithms.
+
+    python scripts/results.py pendulum --log-folder logs/results --jobs 2
+
+A run that has finished is not repeated, so the same command goes on after an interruption. Every run has a log folder
+of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which ``rl_zoo3.enjoy -f`` takes as well. All figures are written to
+``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not hold.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rliable import library as rly  # type: ignore[import-untyped]
+from rliable import metrics
+
+N_EVAL_EPISODES = 100
+# Episode i of every test starts from seed EVAL_SEED + i, far from the seeds of the trainings
+EVAL_SEED = 100_000
+N_BOOTSTRAP = 10_000
+# Not behind: the difference of interquartile means lies above -5% of the peer's absolute value
+MARGIN = 0.05
+
+
+@dataclass(frozen=True)
+class Study:
+    """
+    What to train, and what the agents must reach.
+
+    :param env: id of the environment
+    :param algos: names of the algorithms in the zoo; the first is compared with the second, if there is one
+    :param seeds: one training for each algorithm and seed
+    :param steps: length of a training in env steps
+    :param bar: the mean return that every agent of the first algorithm must reach; None: compare with the peer
+    """
+
+    env: str
+    algos: Sequence[str]
+    seeds: Sequence[int]
+    steps: int
+    bar: float | None = None
+
+
+STUDIES = {
+    "pendulum": Study("Pendulum-v1", ("td3x", "td3"), range(1, 11), 20_000),
+    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 300_000, bar=200.0),
+    "hardcore": Study("BipedalWalkerHardcore-v3", ("td3x",), (1,), 100_000, bar=-80.0),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One training.
+
+    :param env: id of the environment
+    :param algo: name of the algorithm in the zoo
+    :param seed: seed of the training
+    :param steps: its length in env steps
+    :param folder: the zoo's log folder for this run alone
+    """
+
+    env: str
+    algo: str
+    seed: int
+    steps: int
+    folder: Path
+
+    @property
+    def run_path(self) -> Path:
+        """The folder that the zoo makes in an empty log folder"""
+        return self.folder / self.algo / f"{self.env}_1"
+
+    @property
+    def command(self) -> list[str]:
+        """The training as a command line"""
+        options = {
+            "--algo": self.algo,
+            "--env": self.env,
+            "--seed": self.seed,
+            "-n": self.steps,
+            "-f": self.folder,
+            "--num-threads": 1,
+            "--eval-freq": max(self.steps // 10, 1),
+            "--eval-episodes": 10,
+            "--device": "cpu",
+        }
+        return [sys.executable, "-m", "rl_zoo3.train", *(str(part) for option in options.items() for part in option)]
+
+    def is_finished(self) -> bool:
+        """
+        :return: Whether the whole training is there. An interrupted zoo saves its agent too, so look at its steps.
+        """
+        try:
+            with zipfile.ZipFile(self.run_path / f"{self.env}.zip") as archive:
+                steps = json.loads(archive.read("data"))["num_timesteps"]
+            asked = json.loads(self.timing_path.read_text())["steps"]
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+            return False
+        return steps >= self.steps == asked
+
+    @property
+    def timing_path(self) -> Path:
+        """Where the duration of the training is kept"""
+        return self.folder / "timing.json"
+
+
+def make_runs(study: Study, folder: Path) -> list[Run]:
+    """
+    :param study: the study
+    :param folder: its folder
+    :return: its trainings, seed by seed, so that the algorithms meet the same state of the machine
+    """
+    return [
+        Run(study.env, algo, seed, study.steps, folder / algo / f"seed_{seed}")
+        for seed in study.seeds
+        for algo in study.algos
+    ]
+
+
+def train(runs: Sequence[Run], jobs: int) -> None:
+    """
+    Train those that have not finished, from the beginning.
+
+    :param runs: the trainings
+    :param jobs: how many processes at a time
+    """
+    pending = [run for run in runs if not run.is_finished()]
+    print(f"{len(runs) - len(pending)} of {len(runs)} trainings are there, {len(pending)} to do", flush=True)
+    running: dict[Run, tuple[subprocess.Popen[bytes], float]] = {}
+    try:
+        while pending or running:
+            while pending and len(running) < jobs:
+                run = pending.pop(0)
+                shutil.rmtree(run.folder, ignore_errors=True)
+                run.folder.mkdir(parents=True)
+                with (run.folder / "train.log").open("wb") as log:
+                    # NumPy's and PyTorch's threads would fight for the cores of parallel runs
+                    process = subprocess.Popen(
+                        run.command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                    )
+                running[run] = (process, time.perf_counter())
+            time.sleep(0.2)
+            for run, (process, start) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[run]
+                seconds = time.perf_counter() - start
+                run.timing_path.write_text(json.dumps({"steps": run.steps, "train_seconds": round(seconds, 1)}))
+                if process.returncode != 0 or not run.is_finished():
+                    run.timing_path.unlink()
+                    raise RuntimeError(
+                        f"{shlex.join(run.command)} ended with status {process.returncode} and without the whole "
+                        f"training, see {run.folder / 'train.log'}"
+                    )
+                print(f"{run.algo} seed {run.seed}: {run.steps} steps in {seconds:.0f} s", flush=True)
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+
+
+def evaluate(run: Run, zip_name: str, n_episodes: int = N_EVAL_EPISODES) -> list[float]:
+    """
+    Play deterministically in the environment that the zoo's ``enjoy`` would make, one copy of it for each episode.
+
+    :param run: a finished training
+    :param zip_name: which of the agents in the run's folder
+    :param n_episodes: number of episodes; episode i starts from the same state for all runs
+    :return: the environment's own returns, neither shaped nor normalized
+    """
+    from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    stats_path = run.run_path / run.env
+    hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), test_mode=True)
+    args = yaml.unsafe_load((stats_path / "args.yml").read_text())
+    env = create_test_env(
+        run.env,
+        n_envs=n_episodes,
+        stats_path=maybe_stats_path,
+        seed=EVAL_SEED,
+        should_render=False,
+        env_kwargs=args["env_kwargs"] or hyperparams.pop("env_kwargs", {}),
+        hyperparams=hyperparams,
+        vec_env_cls=DummyVecEnv,
+    )
+    # As in `enjoy`: no replay memory, and no learning rate, which may be a class that is not importable here
+    custom_objects = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0}
+    model = ALGOS[run.algo].load(run.run_path / zip_name, device="cpu", custom_objects=custom_objects, buffer_size=1)
+    returns: dict[int, float] = {}
+    obs: Any = env.reset()
+    while len(returns) < n_episodes:
+        actions, _ = model.predict(obs, deterministic=True)
+        obs, _, dones, infos = env.step(actions)
+        for idx in np.flatnonzero(dones):
+            # Each copy of the env counts once: its next episode would depend on the length of its first
+            returns.setdefault(int(idx), float(infos[idx]["episode"]["r"]))
+    env.close()
+    return [returns[idx] for idx in range(n_episodes)]
+
+
+def interquartile_mean(returns: np.ndarray) -> float:
+    """
+    :param returns: returns of shape (n_seeds, n_episodes)
+    :return: their mean without the lowest and the highest quarter
+    """
+    return float(metrics.aggregate_iqm(returns))
+
+
+def _bootstrap(function: Any, *sizes: int) -> tuple[float, float]:
+    """
+    :param function: a statistic of as many arrays of indices, each of shape (size, 1)
+    :param sizes: sizes of the populations that are resampled, independently of each other
+    :return: the 95% interval of the statistic
+    """
+    # rliable 1.2 draws from NumPy's global generator, whatever its `random_state` says
+    np.random.seed(0)  # noqa: NPY002
+    populations = {"statistic": [np.arange(size)[:, None] for size in sizes]}
+    _, intervals = rly.get_interval_estimates(populations, function, reps=N_BOOTSTRAP)
+    low, high = intervals["statistic"][:, 0]
+    return float(low), float(high)
+
+
+def iqm_interval(returns: np.ndarray) -> tuple[float, float]:
+    """
+    Seeds and episodes are resampled as wholes: the returns of one agent, and those from one start state, belong
+    together. To resample single returns would call 10 agents 1,000 independent measurements.
+
+    :param returns: returns of shape (n_seeds, n_episodes)
+    :return: 95% bootstrap interval of the interquartile mean
+    """
+
+    def statistic(seeds: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+        return np.array([interquartile_mean(returns[seeds, episodes.T])])
+
+    return _bootstrap(statistic, *returns.shape)
+
+
+def iqm_difference_interval(returns: np.ndarray, peer_returns: np.ndarray) -> tuple[float, float]:
+    """
+    :param returns: returns of shape (n_seeds, n_episodes)
+    :param peer_returns: returns of the peer, of shape (any number of seeds, n_episodes), from the same start states
+    :return: 95% bootstrap interval of the difference of interquartile means, own minus peer's
+    """
+
+    def statistic(seeds: np.ndarray, peer_seeds: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+        own = interquartile_mean(returns[seeds, episodes.T])
+        return np.array([own - interquartile_mean(peer_returns[peer_seeds, episodes.T])])
+
+    return _bootstrap(statistic, len(returns), *peer_returns.shape)
+
+
+def summarize(returns: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    """
+    :param returns: for each algorithm, returns of shape (n_seeds, n_episodes)
+    :return: for each algorithm, its figures
+    """
+    return {
+        algo: {
+            "iqm": interquartile_mean(values),
+            "iqm_95": iqm_interval(values),
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+            "median": float(np.median(values)),
+            "seed_means": [float(mean) for mean in values.mean(axis=1)],
+        }
+        for algo, values in returns.items()
+    }
+
+
+def compare(returns: np.ndarray, peer_returns: np.ndarray) -> dict[str, Any]:
+    """
+    :param returns: returns of shape (n_seeds, n_episodes)
+    :param peer_returns: the peer's
+    :return: the difference of interquartile means, its interval, what its lower end must exceed, and whether it does
+    """
+    peer_iqm = interquartile_mean(peer_returns)
+    interval = iqm_difference_interval(returns, peer_returns)
+    limit = -MARGIN * abs(peer_iqm)
+    return {
+        "difference": interquartile_mean(returns) - peer_iqm,
+        "difference_95": interval,
+        "limit": limit,
+        "holds": interval[0] > limit,
+    }
+
+
+def format_table(study: Study, summary: dict[str, dict[str, Any]]) -> str:
+    """
+    :param study: the study
+    :param summary: figures from ``summarize``, with ``train_minutes`` added
+    :return: a Markdown table
+    """
+    lines = [
+        "| env | algorithm | steps | seeds | IQM [95% interval] | mean ± std | median | worst, best seed | training |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for algo, row in summary.items():
+        low, high = row["iqm_95"]
+        means = row["seed_means"]
+        lines.append(
+            f"| {study.env} | {algo} | {study.steps:,} | {len(means)} | {row['iqm']:.1f} [{low:.1f}, {high:.1f}] "
+            f"| {row['mean']:.1f} ± {row['std']:.1f} | {row['median']:.1f} | {min(means):.1f} to {max(means):.1f} "
+            f"| {row['train_minutes']:.1f} min |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    """
+    :return: what the figures depend on, apart from the code
+    """
+    try:
+        cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
+        cpu = cpu.split(":")[1].strip()
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    packages = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "torch", "numpy")
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    :param arguments: the command line, by default that of the process
+    :return: exit status: 0 if the study's criterion holds
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("-f", "--log-folder", type=Path, default=Path("logs/results"), help="where all files go")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
+    parser.add_argument("--algos", nargs="+", help="instead of the study's")
+    parser.add_argument("--steps", type=int, help="instead of the study's")
+    args = parser.parse_args(arguments)
+
+    overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
+    study = replace(STUDIES[args.study], **{name: value for name, value in overrides.items() if value})
+    # Ended by `kill`, take the trainings along
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Before the long part, so that a missing package shows at once
+    report: dict[str, Any] = {"study": args.study, "machine": machine()}
+    runs = make_runs(study, args.log_folder / args.study)
+    train(runs, args.jobs)
+
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        row: dict[str, Any] = {"env": run.env, "algo": run.algo, "seed": run.seed}
+        row |= json.loads(run.timing_path.read_text())
+        for name, zip_name in {"final": f"{run.env}.zip", "best": "best_model.zip"}.items():
+            returns = evaluate(run, zip_name)
+            row[name] = {"mean": np.mean(returns), "std": np.std(returns), "median": np.median(returns)}
+            row[name]["returns"] = [round(value, 3) for value in returns]
+        rows.append(row)
+        means = f"final {row['final']['mean']:.1f}, best {row['best']['mean']:.1f}"
+        print(f"{run.algo} seed {run.seed}: {means}", flush=True)
+
+    final = {algo: np.array([r["final"]["returns"] for r in rows if r["algo"] == algo]) for algo in study.algos}
+    summary = summarize(final)
+    for algo, figures in summary.items():
+        figures["train_minutes"] = np.mean([r["train_seconds"] for r in rows if r["algo"] == algo]) / 60
+    print(f"\n{format_table(study, summary)}\n")
+
+    report |= {
+        **asdict(replace(study, seeds=list(study.seeds))),
+        "command": shlex.join(["python", *sys.argv]),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "evaluation": {"episodes": N_EVAL_EPISODES, "first_seed": EVAL_SEED},
+        "summary": summary,
+    }
+    first, *peers = study.algos
+    if study.bar is not None:
+        holds = min(summary[first]["seed_means"]) >= study.bar
+        print(f"Every {first} agent has a mean return of at least {study.bar:g}: {'yes' if holds else 'NO'}")
+    elif peers:
+        report["comparison"] = comparison = compare(final[first], final[peers[0]])
+        holds = comparison["holds"]
+        low, high = comparison["difference_95"]
+        print(
+            f"{first} - {peers[0]}: {comparison['difference']:.2f}, 95% interval [{low:.2f}, {high:.2f}]; "
+            f"its lower end lies above {comparison['limit']:.2f}: {'yes' if holds else 'NO'}"
+        )
+    else:
+        holds = True
+    report |= {"holds": holds, "runs": rows}
+    path = args.log_folder / f"{args.study}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"All figures: {path}")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

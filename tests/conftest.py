@@ -1,0 +1,12 @@
+"""What all tests share."""
+
+import os
+
+# Nothing here may open a window; before pygame is imported
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import torch as th  # noqa: E402
+
+# The machine's cores run tests side by side
+th.set_num_threads(1)

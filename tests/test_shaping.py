@@ -1,0 +1,573 @@
+import functools
+import pickle
+import re
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sb3_td3x.shaping import (
+    FallPenalty,
+    FunctionShaping,
+    PotentialShaping,
+    RewardClip,
+    RewardScale,
+    RewardShaping,
+    ShapingBatch,
+    ShapingChain,
+    make_reward_shaping,
+    shape,
+)
+
+HERE = __name__
+
+
+def make_batch(
+    rewards: Any,
+    terminations: Any = None,
+    truncations: Any = None,
+    observations: Any = None,
+    next_observations: Any = None,
+    gamma: float = 0.9,
+) -> ShapingBatch:
+    n_envs = len(rewards)
+    no_flags = [False] * n_envs
+    states = np.arange(n_envs, dtype=np.float32)[:, None]
+    return ShapingBatch(
+        observations=states if observations is None else observations,
+        actions=np.zeros((n_envs, 2), dtype=np.float32),
+        rewards=np.array(rewards, dtype=np.float32),
+        next_observations=states + 1 if next_observations is None else next_observations,
+        terminations=np.array(no_flags if terminations is None else terminations, dtype=bool),
+        truncations=np.array(no_flags if truncations is None else truncations, dtype=bool),
+        infos=[{} for _ in range(n_envs)],
+        gamma=gamma,
+    )
+
+
+# What paths in YAML may point to
+
+
+def first_entry(observations: Any) -> np.ndarray:
+    return observations[:, 0]
+
+
+def weighted_entry(observations: Any, weight: float) -> np.ndarray:
+    return weight * observations[:, 0]
+
+
+def add_bonus(batch: ShapingBatch, bonus: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    return batch.rewards + bonus, batch.terminations
+
+
+def needs_bonus(batch: ShapingBatch, bonus: float) -> tuple[np.ndarray, np.ndarray]:
+    return add_bonus(batch, bonus)
+
+
+class Square:
+    """A callable that is no RewardShaping"""
+
+    def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        return batch.rewards**2, batch.terminations
+
+
+class NoHook:
+    pass
+
+
+class Incomplete(RewardShaping):
+    """Abstract still"""
+
+
+class NothingIsTerminal(RewardShaping):
+    changes_terminations = True
+
+    def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        return batch.rewards, np.zeros(batch.n_envs, dtype=bool)
+
+
+a_hook = RewardScale(2.0)
+
+
+class Recorder(RewardShaping):
+    """Keeps the batches that it has seen"""
+
+    def __init__(self) -> None:
+        self._batches: list[ShapingBatch] = []
+
+    def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        self._batches.append(batch)
+        return batch.rewards, batch.terminations
+
+    @property
+    def last(self) -> ShapingBatch:
+        return self._batches[-1]
+
+
+# The built-in hooks
+
+transitions = st.lists(
+    st.tuples(
+        st.one_of(st.sampled_from([-101.0, -100.0, -99.99, 0.0]), st.floats(-300, 300, width=32)),
+        st.sampled_from([(False, False), (True, False), (False, True)]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(transitions)
+def test_fall_penalty_is_the_function_of_document_000(steps: list[tuple[float, tuple[bool, bool]]]) -> None:
+    rewards, flags = [reward for reward, _ in steps], [flag for _, flag in steps]
+    batch = make_batch(rewards, [termination for termination, _ in flags], [truncation for _, truncation in flags])
+    shaped, terminations = shape(FallPenalty(), batch)
+    for i, reward in enumerate(rewards):  # a single environment at a time, as in the document
+        expected = (-1.0, True) if reward <= -100.0 else (reward, False)
+        assert (shaped[i], terminations[i]) == expected
+
+
+def test_fall_penalty_with_other_numbers() -> None:
+    rewards, terminations = shape(FallPenalty(threshold=-5.0, penalty=-2.0), make_batch([-6.0, -5.0, -4.0]))
+    np.testing.assert_array_equal(rewards, [-2.0, -2.0, -4.0])
+    np.testing.assert_array_equal(terminations, [True, True, False])
+
+
+def test_scale_and_clip_leave_terminations() -> None:
+    batch = make_batch([-3.0, 0.5, 4.0], [True, False, False], [False, True, False])
+    for hook, expected in ((RewardScale(0.1), [-0.3, 0.05, 0.4]), (RewardClip(-1.0, 1.0), [-1.0, 0.5, 1.0])):
+        rewards, terminations = shape(hook, batch)
+        np.testing.assert_allclose(rewards, expected, rtol=1e-6)
+        np.testing.assert_array_equal(terminations, batch.terminations)
+        assert not hook.changes_terminations
+
+
+def test_potential_difference_of_step_termination_and_truncation() -> None:
+    batch = make_batch(
+        rewards=[1.0, 1.0, 1.0],
+        terminations=[False, True, False],
+        truncations=[False, False, True],
+        observations=np.array([[2.0], [2.0], [2.0]]),
+        next_observations=np.array([[5.0], [5.0], [5.0]]),
+        gamma=0.5,
+    )
+    rewards, terminations = shape(PotentialShaping(first_entry), batch)
+    np.testing.assert_array_equal(rewards, [1 + 0.5 * 5 - 2, 1 - 2, 1 + 0.5 * 5 - 2])
+    np.testing.assert_array_equal(terminations, batch.terminations)
+
+
+def test_potential_of_a_terminal_state_is_not_used() -> None:
+    batch = make_batch([1.0], [True], observations=np.array([[2.0]]), next_observations=np.array([[np.nan]]))
+    assert shape(PotentialShaping(first_entry), batch)[0] == [-1.0]
+
+
+def test_potential_of_dict_observations() -> None:
+    observations = {"position": np.array([[1.0], [2.0]]), "image": np.zeros((2, 4, 4))}
+    next_observations = {"position": np.array([[3.0], [3.0]]), "image": np.zeros((2, 4, 4))}
+    batch = make_batch([0.0, 0.0], observations=observations, next_observations=next_observations, gamma=1.0)
+    hook = PotentialShaping(lambda observations: observations["position"][:, 0])
+    np.testing.assert_array_equal(shape(hook, batch)[0], [2.0, 1.0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=20), st.floats(0.5, 1.0), st.booleans())
+def test_potentials_of_an_episode_cancel(states: list[float], gamma: float, terminal: bool) -> None:
+    """The return of an episode changes by what does not depend on its actions: Φ at the start (and at a cut-off)"""
+    hook, total = PotentialShaping(first_entry), 0.0
+    n_steps = len(states) - 1
+    for t in range(n_steps):
+        last = t == n_steps - 1
+        batch = make_batch(
+            [0.0],
+            [last and terminal],
+            [last and not terminal],
+            np.array([[states[t]]]),
+            np.array([[states[t + 1]]]),
+            gamma,
+        )
+        total += gamma**t * float(shape(hook, batch)[0][0])
+    expected = -states[0] + (0.0 if terminal else gamma**n_steps * states[-1])
+    assert total == pytest.approx(expected, abs=1e-4)
+
+
+# The optimal policy of a small known MDP: a corridor of 7 cells, both ends terminal. The near end pays 1, the far one
+# 10; a step costs 0.1, and one in ten goes the wrong way. From cell 1 on it pays to walk right all the way.
+
+N_CELLS, GAMMA, SLIP = 7, 0.9, 0.1
+LEFT, RIGHT = 0, 1
+
+
+def corridor() -> tuple[np.ndarray, ShapingBatch]:
+    """Every (cell, action, outcome): its probability of shape (inner cells, 2, 2), and the transitions as a batch"""
+    cells, actions, outcomes = (
+        grid.ravel() for grid in np.meshgrid(range(1, N_CELLS - 1), [0, 1], [0, 1], indexing="ij")
+    )
+    next_cells = np.where(outcomes == LEFT, cells - 1, cells + 1)
+    ends = (next_cells == 0) | (next_cells == N_CELLS - 1)
+    rewards = -0.1 + 1.0 * (next_cells == 0) + 10.0 * (next_cells == N_CELLS - 1)
+    probabilities = np.where(actions == outcomes, 1 - SLIP, SLIP).reshape(N_CELLS - 2, 2, 2)
+    return probabilities, make_batch(rewards, ends, None, cells[:, None], next_cells[:, None], GAMMA)
+
+
+def optimal_values(hook: RewardShaping | None) -> np.ndarray:
+    """Value iteration on the shaped rewards; the ends of the corridor are terminal, whatever the hook does"""
+    probabilities, batch = corridor()
+    rewards = batch.rewards if hook is None else shape(hook, batch)[0]
+    next_cells = batch.next_observations[:, 0]
+    values = np.zeros(N_CELLS)
+    for _ in range(300):
+        outcomes = rewards + GAMMA * np.where(batch.terminations, 0.0, values[next_cells])
+        q_values = (probabilities * outcomes.reshape(probabilities.shape)).sum(axis=2)
+        values[1:-1] = q_values.max(axis=1)
+    return q_values
+
+
+def test_known_optimal_policy_of_the_corridor() -> None:
+    q_values = optimal_values(None)
+    np.testing.assert_array_equal(q_values.argmax(axis=1), [RIGHT] * (N_CELLS - 2))
+    assert np.abs(q_values[:, RIGHT] - q_values[:, LEFT]).min() > 0.5  # no tie that rounding could decide
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-100, 100), min_size=N_CELLS, max_size=N_CELLS))
+def test_potential_shaping_leaves_the_optimal_policy(potentials: list[float]) -> None:
+    table = np.array(potentials)
+    shaped = optimal_values(PotentialShaping(lambda observations: table[observations[:, 0]]))
+    raw = optimal_values(None)
+    np.testing.assert_array_equal(shaped.argmax(axis=1), raw.argmax(axis=1))
+    np.testing.assert_allclose(shaped, raw - table[1:-1, None], atol=1e-3)  # Ng et al.: Q shifts by Φ(s), no more
+
+
+def test_bonus_that_is_no_potential_changes_the_optimal_policy() -> None:
+    def bonus(batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        return batch.rewards + 2.0 * (batch.next_observations[:, 0] == 2), batch.terminations
+
+    policy = optimal_values(FunctionShaping(bonus)).argmax(axis=1)
+    np.testing.assert_array_equal(policy[:3], [RIGHT, RIGHT, LEFT])  # walks to and fro around cell 2
+
+
+def test_potential_that_is_paid_in_terminal_states_changes_the_optimal_policy() -> None:
+    hook = ShapingChain([NothingIsTerminal(), PotentialShaping(lambda observations: 50.0 * (observations[:, 0] == 0))])
+    np.testing.assert_array_equal(optimal_values(hook).argmax(axis=1), [LEFT] * (N_CELLS - 2))
+
+
+# Chains
+
+
+def test_chain_runs_in_order() -> None:
+    batch = make_batch([3.0, -3.0])
+    np.testing.assert_array_equal(shape(ShapingChain([RewardScale(2.0), RewardClip(-4, 4)]), batch)[0], [4.0, -4.0])
+    np.testing.assert_array_equal(shape(ShapingChain([RewardClip(-4, 4), RewardScale(2.0)]), batch)[0], [6.0, -6.0])
+
+
+def test_later_hooks_see_shaped_rewards_and_terminations() -> None:
+    recorder = Recorder()
+    batch = make_batch([-100.0, 7.0], [False, True])
+    rewards, terminations = shape(ShapingChain([FallPenalty(), recorder]), batch)
+    for seen in ((rewards, terminations), (recorder.last.rewards, recorder.last.terminations)):
+        np.testing.assert_array_equal(seen[0], [-1.0, 7.0])
+        np.testing.assert_array_equal(seen[1], [True, False])
+    assert rewards.dtype == recorder.last.rewards.dtype == np.float32
+
+
+# A fall in the middle of an episode, a fall that ends it, a fall at the time limit, then: the goal, the time limit,
+# a step like any other
+ENDS = make_batch([-100, -100, -100, 5, 5, 5], [0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 1, 0])
+
+
+def test_truncations_follow_changed_terminations() -> None:
+    recorder = Recorder()
+    shape(ShapingChain([FallPenalty(), recorder]), ENDS)
+    np.testing.assert_array_equal(recorder.last.terminations, [1, 1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(recorder.last.truncations, [0, 0, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_revoked_terminations_are_truncations_where_the_episode_ended(nested: bool) -> None:
+    recorder = Recorder()
+    later: list[Any] = [NothingIsTerminal(), recorder]
+    shape(ShapingChain([FallPenalty(), ShapingChain(later)] if nested else [FallPenalty(), *later]), ENDS)
+    np.testing.assert_array_equal(recorder.last.terminations, [0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(recorder.last.truncations, [0, 1, 1, 1, 1, 0])
+
+
+def test_potential_after_fall_penalty_uses_the_shaped_terminations() -> None:
+    chain = ShapingChain([FallPenalty(), PotentialShaping(first_entry)])
+    batch = make_batch([-100.0, 5.0], [True, True], gamma=0.5)  # states 0 -> 1 and 1 -> 2
+    np.testing.assert_array_equal(shape(chain, batch)[0], [-1.0 - 0.0, 5.0 + 0.5 * 2 - 1])
+
+
+def test_chain_changes_terminations_if_any_hook_does() -> None:
+    assert not ShapingChain([RewardScale(2.0), add_bonus]).changes_terminations
+    assert ShapingChain([RewardScale(2.0), [add_bonus, FallPenalty()]]).changes_terminations
+
+
+def test_chain_names_the_hook_that_fails() -> None:
+    chain = ShapingChain(
+        [RewardScale(2.0), FunctionShaping(lambda batch: (batch.rewards * np.nan, batch.terminations))]
+    )
+    with pytest.raises(ValueError, match=r"^FunctionShaping\(.*lambda.* reward nan for env 0"):
+        shape(chain, make_batch([1.0]))
+
+
+# make_reward_shaping
+
+
+def test_no_hook_and_hooks_stay_as_they_are() -> None:
+    hook = FallPenalty()
+    assert make_reward_shaping(None) is None
+    assert make_reward_shaping(hook) is hook
+
+
+FALL_PENALTY = "sb3_td3x.shaping.FallPenalty"
+SCALE = "sb3_td3x.shaping.RewardScale"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (FALL_PENALTY, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
+        ({FALL_PENALTY: None}, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
+        ({FALL_PENALTY: {}}, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
+        ({FALL_PENALTY: {"threshold": -50, "penalty": -5.0}}, "FallPenalty(threshold=-50.0, penalty=-5.0)"),
+        (FallPenalty, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
+        ({RewardScale: {"scale": 2}}, "RewardScale(scale=2.0)"),
+        ({"sb3_td3x.shaping.RewardClip": {"low": -1, "high": 1}}, "RewardClip(low=-1.0, high=1.0)"),
+        (
+            {"sb3_td3x.shaping.PotentialShaping": {"potential": f"{HERE}.first_entry"}},
+            f"PotentialShaping(potential={HERE}.first_entry)",
+        ),
+        (
+            {"sb3_td3x.shaping.PotentialShaping": {"potential": {f"{HERE}.weighted_entry": {"weight": 2.0}}}},
+            f"PotentialShaping(potential={HERE}.weighted_entry, weight=2.0)",
+        ),
+        (add_bonus, f"FunctionShaping(function={HERE}.add_bonus)"),
+        (f"{HERE}.add_bonus", f"FunctionShaping(function={HERE}.add_bonus)"),
+        ({f"{HERE}.needs_bonus": {"bonus": 3.0}}, f"FunctionShaping(function={HERE}.needs_bonus, bonus=3.0)"),
+        (f"{HERE}.a_hook", "RewardScale(scale=2.0)"),
+        (
+            [FALL_PENALTY, {SCALE: {"scale": 5}}],
+            "ShapingChain([FallPenalty(threshold=-100.0, penalty=-1.0), RewardScale(scale=5.0)])",
+        ),
+        ((RewardScale(1.0), [RewardScale(2.0)]), "ShapingChain([RewardScale(scale=1.0), RewardScale(scale=2.0)])"),
+    ],
+)
+def test_specifications(spec: Any, expected: str) -> None:
+    assert repr(make_reward_shaping(spec)) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (add_bonus, 4.0),
+        ({f"{HERE}.add_bonus": {"bonus": 3.0}}, 6.0),
+        (functools.partial(add_bonus, bonus=2.0), 5.0),
+        (f"{HERE}.Square", 9.0),
+        (Square(), 9.0),
+        ([f"{HERE}.Square", {SCALE: {"scale": 2.0}}, f"{HERE}.add_bonus"], 19.0),
+    ],
+)
+def test_specifications_do_what_they_say(spec: Any, expected: float) -> None:
+    hook = make_reward_shaping(spec)
+    assert hook is not None
+    rewards, terminations = shape(hook, make_batch([3.0], [True]))
+    assert (rewards[0], terminations[0]) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "messages"),
+    [
+        # paths that lead nowhere, with the closest match
+        ("sb3_td3x.shaping.FallPenality", ["'sb3_td3x.shaping.FallPenality'", f"did you mean '{FALL_PENALTY}'"]),
+        ("sb3_td3x.shapping.FallPenalty", ["No module named", f"did you mean '{FALL_PENALTY}'"]),
+        ("FallPenalty", [f"did you mean '{FALL_PENALTY}'"]),
+        (".shaping.FallPenalty", [f"did you mean '{FALL_PENALTY}'"]),
+        ({"sb3_td3x.wrappers.RewardScaling": {"scale": 1}}, [f"did you mean '{SCALE}'"]),
+        (f"{HERE}.add_bonuss", [f"{HERE!r} has no 'add_bonuss'", f"did you mean '{HERE}.add_bonus'"]),
+        ("xyzzy", ["'xyzzy'", "expected package.module.name or", FALL_PENALTY, SCALE]),
+        ("", ["expected package.module.name"]),
+        # arguments
+        ({FALL_PENALTY: {"treshold": -1}}, [FALL_PENALTY, "'treshold'", "arguments allowed: threshold, penalty"]),
+        ({FALL_PENALTY: {1: 2}}, ["arguments allowed: threshold, penalty"]),
+        (SCALE, [SCALE, "missing a required argument: 'scale'", "arguments allowed: scale"]),
+        ({SCALE: {"scale": 0}}, [SCALE, "scale=0 is not allowed"]),
+        ({SCALE: 2.0}, [SCALE, "must be a dictionary or None"]),
+        ({SCALE: ["scale"]}, [SCALE, "must be a dictionary or None"]),
+        (f"{HERE}.needs_bonus", ["missing a required argument: 'bonus'", "arguments allowed: bonus"]),
+        ({f"{HERE}.add_bonus": {"bonsu": 1.0}}, ["'bonsu'", "arguments allowed: bonus"]),
+        ({f"{HERE}.add_bonus": {"batch": 1.0}}, ["'batch'", "arguments allowed: bonus"]),
+        ({f"{HERE}.a_hook": {"scale": 1.0}}, ["'scale'", "arguments allowed: none"]),
+        # things that are no hooks
+        ({}, ["{}", "one entry"]),
+        ({FALL_PENALTY: {}, SCALE: {"scale": 1.0}}, [FALL_PENALTY, "one entry", "as a list"]),
+        ([], ["[]", "at least one hook"]),
+        ({"sb3_td3x.shaping.ShapingChain": {"hooks": {}}}, ["{}", "at least one hook"]),
+        ([FALL_PENALTY, None], ["None", "a callable"]),
+        (5, ["5", "a callable", "the dotted path", "{path: keyword arguments}"]),
+        ("math.pi", ["'math.pi'", "a callable"]),
+        (f"{HERE}.NoHook", ["NoHook", "a class of callables"]),
+        (NoHook, ["NoHook", "a class of callables"]),
+        (f"{HERE}.Incomplete", ["Incomplete", "abstract"]),
+        ({"sb3_td3x.shaping.FunctionShaping": {"function": "f"}}, ["function='f' is not allowed", "callable"]),
+    ],
+)
+def test_bad_specifications(spec: Any, messages: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^reward_shaping=.* is not allowed") as error:
+        make_reward_shaping(spec)
+    for message in messages:
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "messages"),
+    [
+        (3.0, ["3.0", "a callable"]),
+        ("xyzzy", ["'xyzzy'", "expected package.module.name"]),
+        (f"{HERE}.first_entri", [f"did you mean '{HERE}.first_entry'"]),
+        (f"{HERE}.weighted_entry", ["missing a required argument: 'weight'"]),
+        ({f"{HERE}.weighted_entry": {"wait": 1.0}}, ["'wait'", "arguments allowed: weight"]),
+    ],
+)
+def test_bad_potentials(spec: Any, messages: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^potential=.* is not allowed") as error:
+        PotentialShaping(spec)
+    for message in messages:
+        assert message in str(error.value)
+    assert FALL_PENALTY not in str(error.value)
+
+
+NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), "one", None, True, [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("hook_class", "argument", "values"),
+    [
+        (FallPenalty, "threshold", NO_NUMBERS),
+        (FallPenalty, "penalty", NO_NUMBERS),
+        (RewardScale, "scale", [*NO_NUMBERS, 0, -1.0]),
+        (functools.partial(RewardClip, high=1.0), "low", [*NO_NUMBERS, 1.0, 2.0]),
+        (functools.partial(RewardClip, low=-1.0), "high", NO_NUMBERS),
+    ],
+)
+def test_bad_numbers(hook_class: Any, argument: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=re.escape(f"{argument}={value!r} is not allowed, expected a number")):
+            hook_class(**{argument: value})
+
+
+# shape: what a hook returns, and what it may touch
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda batch: batch.rewards, "returned float32 of shape (2,), expected a pair (rewards, terminations)"),
+        (lambda batch: None, "returned NoneType None, expected a pair"),
+        (lambda batch: (batch.rewards,) * 3, "expected a pair"),
+        (lambda batch: (1.0, batch.terminations), "float64 of shape () as rewards, expected numbers of shape (2,)"),
+        (lambda batch: (batch.rewards[:1], batch.terminations), "float32 of shape (1,) as rewards"),
+        (lambda batch: (batch.rewards[:, None], batch.terminations), "float32 of shape (2, 1) as rewards"),
+        (lambda batch: (["a", "b"], batch.terminations), "as rewards, expected numbers"),
+        (lambda batch: ([1.0, None], batch.terminations), "object of shape (2,) as rewards, expected numbers"),
+        (lambda batch: ([1.0, [2.0]], batch.terminations), "rewards that are no array"),
+        (lambda batch: (batch.rewards * 1j, batch.terminations), "complex64 of shape (2,) as rewards"),
+        (lambda batch: (batch.rewards, False), "bool of shape () as terminations, expected bool of shape (2,)"),
+        (lambda batch: (batch.rewards, batch.terminations[:, None]), "bool of shape (2, 1) as terminations"),
+        (lambda batch: (batch.rewards, np.zeros(2)), "float64 of shape (2,) as terminations, expected bool"),
+        (lambda batch: (np.array([1.0, np.nan]), batch.terminations), "reward nan for env 1, expected a finite"),
+        (lambda batch: (np.array([np.inf, 1.0]), batch.terminations), "reward inf for env 0, expected a finite"),
+        (lambda batch: (np.array([0.0, -1e39]), batch.terminations), "reward -1e+39 for env 1, expected a finite"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_bad_output_names_the_hook(result: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^FunctionShaping\(function=.*lambda.*\) returned ") as error:
+        shape(FunctionShaping(result), make_batch([1.0, 2.0]))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("rewards", [[1, 2], [True, False], np.array([1.0, 2.0]), np.array([1, 2], dtype=np.uint8)])
+def test_rewards_become_float32(rewards: Any) -> None:
+    shaped, terminations = shape(FunctionShaping(lambda batch: [rewards, [True, False]]), make_batch([0.0, 0.0]))
+    assert (shaped.dtype, terminations.dtype) == (np.float32, np.bool_)
+    np.testing.assert_array_equal(shaped, np.array(rewards, dtype=np.float32))
+
+
+def test_potential_of_the_wrong_shape_names_the_hook() -> None:
+    with pytest.raises(ValueError, match=r"PotentialShaping\(.*potential has shape \(2, 1\), expected \(2,\)"):
+        shape(PotentialShaping(lambda observations: observations), make_batch([1.0, 2.0]))
+
+
+def test_potential_that_is_not_finite_names_the_hook() -> None:
+    batch = make_batch([1.0, 2.0], observations=np.array([[0.0], [np.nan]]))
+    with pytest.raises(ValueError, match=r"PotentialShaping\(.*first_entry\) returned the reward nan for env 1"):
+        shape(PotentialShaping(first_entry), batch)
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        lambda batch: batch.rewards.fill(7.0),
+        lambda batch: batch.terminations.fill(True),
+        lambda batch: batch.truncations.fill(True),
+        lambda batch: batch.actions.fill(7.0),
+        lambda batch: batch.observations["state"].fill(7.0),
+        lambda batch: batch.next_observations["state"].fill(7.0),
+    ],
+)
+def test_a_hook_cannot_write_to_the_arrays_of_the_environment(corrupt: Any) -> None:
+    observations, next_observations = {"state": np.zeros((2, 3))}, {"state": np.ones((2, 3))}
+    batch = make_batch([1.0, 2.0], observations=observations, next_observations=next_observations)
+    before = pickle.dumps(batch)
+    with pytest.raises(ValueError, match="read-only"):
+        shape(FunctionShaping(corrupt), batch)
+    assert pickle.dumps(batch) == before
+    batch.rewards[:] = 3.0  # the owner still can
+    observations["state"][:] = 3.0
+
+
+def test_a_hook_cannot_change_infos_or_share_its_output() -> None:
+    def careless(batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        batch.infos[0]["episode"] = "gone"
+        return batch.rewards, batch.terminations
+
+    batch = make_batch([1.0])
+    batch.infos[0]["episode"] = {"r": 1.0}
+    rewards, terminations = shape(FunctionShaping(careless), batch)
+    assert batch.infos == [{"episode": {"r": 1.0}}]
+    assert not np.shares_memory(rewards, batch.rewards)
+    assert not np.shares_memory(terminations, batch.terminations)
+    assert rewards.flags.writeable
+    assert terminations.flags.writeable
+
+
+# Saving
+
+SAVED_HOOKS = [
+    FallPenalty(-50.0, -5.0),
+    RewardScale(0.5),
+    RewardClip(-1.0, 1.0),
+    PotentialShaping(first_entry),
+    FunctionShaping(add_bonus),
+    make_reward_shaping({f"{HERE}.add_bonus": {"bonus": 3.0}}),
+    ShapingChain([FallPenalty(), PotentialShaping(f"{HERE}.first_entry"), RewardScale(0.1)]),
+]
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+@pytest.mark.parametrize("hook", SAVED_HOOKS, ids=repr)
+def test_pickled_hook_is_the_same(hook: RewardShaping, pickler: Any) -> None:
+    loaded = pickler.loads(pickler.dumps(hook))
+    assert repr(loaded) == repr(hook)
+    assert loaded.changes_terminations == hook.changes_terminations
+    for before, after in zip(shape(hook, ENDS), shape(loaded, ENDS), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_lambda_is_pickled_by_value() -> None:
+    hook = FunctionShaping(lambda batch: (batch.rewards + 1.0, batch.terminations))
+    loaded = pickle.loads(cloudpickle.dumps(hook))
+    np.testing.assert_array_equal(shape(loaded, ENDS)[0], ENDS.rewards + 1.0)
