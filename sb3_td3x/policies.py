@@ -64,7 +64,7 @@ class StackedLinear(nn.Module):
 
 class StackedLayerNorm(nn.Module):
     """
-    One layer normalisation of every critic: normalised over the features, scaled and shifted by each critic's own weights.
+    One layer normalisation of every critic: over the features, then scaled and shifted by each critic's own weights.
 
     :param layers: the same layer of each critic, in the critics' order
     """
@@ -114,7 +114,8 @@ class PerCritic(nn.Module):
         :param x: inputs of the first critic, (batch, features)
         :return: outputs of the first critic, (batch, features)
         """
-        return self.critics[0](x)
+        first: th.Tensor = self.critics[0](x)
+        return first
 
 
 class Elementwise(nn.Module):
@@ -133,7 +134,8 @@ class Elementwise(nn.Module):
         :param x: inputs of any shape
         :return: outputs of the same shape
         """
-        return self.activation(x)
+        activated: th.Tensor = self.activation(x)
+        return activated
 
     first = forward
 
@@ -169,7 +171,7 @@ class CriticEnsemble(BaseModel):
     :param activation_fn: Activation function
     :param normalize_images: Whether to normalize images or not, dividing by 255.0
     :param n_critics: Number of critics
-    :param share_features_extractor: Whether the features extractor is the actor's, and learned from the actor's loss alone
+    :param share_features_extractor: Whether the features extractor is the actor's, learned from the actor's loss alone
     :param layer_norm: Whether each hidden layer is normalised before its activation (Ba et al. 2016)
     """
 
@@ -199,7 +201,9 @@ class CriticEnsemble(BaseModel):
         input_dim = features_dim + get_action_dim(action_space)
         # Built critic by critic, as SB3 does, so that a seed gives the same initial weights
         critics = [
-            create_mlp(input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm] if layer_norm else None)
+            create_mlp(
+                input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm] if layer_norm else None
+            )
             for _ in range(n_critics)
         ]
         self.layers = nn.ModuleList(_stack(list(layers)) for layers in zip(*critics, strict=True))
@@ -513,9 +517,8 @@ class TD3XPolicy(TD3Policy):
         return CriticEnsemble(**critic_kwargs, layer_norm=self.layer_norm).to(self.device)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        if self.stochastic_actor:
-            return self.actor._predict(observation, deterministic)
-        return self.actor(observation)
+        # Only a stochastic actor has a mean to fall back on
+        return self.actor._predict(observation, deterministic)
 
     def unscale_action(self, scaled_action: Any) -> Any:
         """
@@ -545,6 +548,8 @@ class CnnPolicy(TD3XPolicy):
     :param observation_space: Observation space
     :param action_space: Action space
     :param lr_schedule: Learning rate schedule (could be constant)
+    :param net_arch: Number of units of each hidden layer
+    :param activation_fn: Activation function
     :param features_extractor_class: Features extractor to use, ``NatureCNN`` by default
     """
 
@@ -553,7 +558,8 @@ class CnnPolicy(TD3XPolicy):
         observation_space: spaces.Space,
         action_space: spaces.Box,
         lr_schedule: Schedule,
-        *args: Any,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.ReLU,
         features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN,
         **kwargs: Any,
     ):
@@ -561,8 +567,9 @@ class CnnPolicy(TD3XPolicy):
             observation_space,
             action_space,
             lr_schedule,
-            *args,
-            features_extractor_class=features_extractor_class,
+            net_arch,
+            activation_fn,
+            features_extractor_class,
             **kwargs,
         )
 
@@ -574,6 +581,8 @@ class MultiInputPolicy(TD3XPolicy):
     :param observation_space: Observation space
     :param action_space: Action space
     :param lr_schedule: Learning rate schedule (could be constant)
+    :param net_arch: Number of units of each hidden layer
+    :param activation_fn: Activation function
     :param features_extractor_class: Features extractor to use, ``CombinedExtractor`` by default
     """
 
@@ -582,7 +591,8 @@ class MultiInputPolicy(TD3XPolicy):
         observation_space: spaces.Space,
         action_space: spaces.Box,
         lr_schedule: Schedule,
-        *args: Any,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.ReLU,
         features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor,
         **kwargs: Any,
     ):
@@ -590,8 +600,9 @@ class MultiInputPolicy(TD3XPolicy):
             observation_space,
             action_space,
             lr_schedule,
-            *args,
-            features_extractor_class=features_extractor_class,
+            net_arch,
+            activation_fn,
+            features_extractor_class,
             **kwargs,
         )
 
@@ -615,7 +626,7 @@ def _with_fused_kernel(
     """
     :param optimizer_class: The optimizer to use
     :param optimizer_kwargs: The user's arguments of it
-    :return: the arguments, with Adam's fused kernel unless the user chose a kernel: one pass over memory instead of many
+    :return: the arguments, with Adam's fused kernel, one pass over memory instead of many, unless the user chose one
     """
     kwargs = dict(optimizer_kwargs or {})
     if optimizer_class in (th.optim.Adam, th.optim.AdamW) and not kwargs.keys() & set(_OPTIMIZER_KERNEL_OPTIONS):

@@ -1,9 +1,7 @@
 """TD3X: Twin Delayed DDPG (Fujimoto et al. 2018) for users of Stable-Baselines3 and RL Zoo."""
 
-import difflib
 import inspect
 import warnings
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar, TypeVar
 
@@ -14,7 +12,7 @@ from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import (
@@ -23,18 +21,15 @@ from stable_baselines3.common.type_aliases import (
     ReplayBufferSamples,
     RolloutReturn,
     Schedule,
-    TrainFrequencyUnit,
 )
 from stable_baselines3.common.utils import (
-    FloatSchedule,
-    LinearSchedule,
     check_for_correct_spaces,
     get_parameters_by_name,
     get_system_info,
     update_learning_rate,
 )
-from stable_baselines3.td3 import policies as sb3_policies
 
+from sb3_td3x import sb3_compat
 from sb3_td3x.checkpoint import SavePath, read_zip
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -48,18 +43,20 @@ from sb3_td3x.policies import (
     sb3_optimizer_state,
     with_own_kernels,
 )
+from sb3_td3x.schedules import make_schedule
 from sb3_td3x.shaping import RewardShaping, ShapingBatch, make_reward_shaping, shape
-from sb3_td3x.validation import check_action_space, check_bool, check_finite, check_integer, check_number
+from sb3_td3x.validation import (
+    check_action_noise,
+    check_action_space,
+    check_bool,
+    check_finite,
+    check_integer,
+    check_known,
+    check_number,
+    check_train_freq,
+)
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
-
-_TO_OWN_POLICY: dict[type[BasePolicy], type[TD3XPolicy]] = {
-    sb3_policies.MlpPolicy: MlpPolicy,
-    sb3_policies.CnnPolicy: CnnPolicy,
-    sb3_policies.MultiInputPolicy: MultiInputPolicy,
-}
-_TO_SB3_POLICY = {own: sb3 for sb3, own in _TO_OWN_POLICY.items()}
-
 
 # The update, as functions of tensors. b = batch size, n = number of critics, d = dimension of the action
 
@@ -238,7 +235,7 @@ class TD3X(OffPolicyAlgorithm):
             env = maybe_make_env(env, verbose)
             check_action_space(env.action_space)
         super().__init__(
-            policy if isinstance(policy, str) else _TO_OWN_POLICY.get(policy, policy),
+            policy if isinstance(policy, str) else sb3_compat.OWN_POLICIES.get(policy, policy),
             env,  # type: ignore[arg-type]
             learning_rate,  # type: ignore[arg-type]
             buffer_size,
@@ -275,9 +272,11 @@ class TD3X(OffPolicyAlgorithm):
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
+        self._shaping: RewardShaping | None = None
 
         if _init_setup_model:
             self._setup_model()
+            self._setup_shaping()
             self._replay_buffer = self._make_replay_buffer()
 
     # The algorithm
@@ -537,6 +536,8 @@ class TD3X(OffPolicyAlgorithm):
         """As in SB3; fits the noise to the number of envs, also after loading, and checks the first observations."""
         assert self.env is not None, "You must set the environment before calling learn()"
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
+        if self._shaping is None:
+            self._setup_shaping()
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
         first_obs: Any = self._last_obs if self._last_original_obs is None else self._last_original_obs
         check_finite("observation after the reset", first_obs, self.num_timesteps)
@@ -545,13 +546,11 @@ class TD3X(OffPolicyAlgorithm):
     # Building the model
 
     def _setup_model(self) -> None:
-        """Check all arguments, create networks and optimizers. Also called after loading, which passes the constructor by."""
+        """Check all arguments, create networks and optimizers. Also called by ``load``, which passes the constructor by."""
         self._check_arguments()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self._convert_train_freq()
-        if self.train_freq.unit == TrainFrequencyUnit.EPISODE and self.n_envs > 1:  # type: ignore[union-attr]
-            raise ValueError(f"train_freq={self.train_freq} is not allowed with {self.n_envs} envs, expected steps")  # type: ignore[str-bytes-safe]
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
@@ -568,16 +567,14 @@ class TD3X(OffPolicyAlgorithm):
         self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
-            warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)")
+            warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
 
     def _setup_lr_schedule(self) -> None:
         """Turn numbers and strings into schedules."""
-        self.lr_schedule = _schedule("learning_rate", self.learning_rate)
-        self.qf_lr_schedule = (
-            self.lr_schedule
-            if self.qf_learning_rate is None
-            else _schedule("qf_learning_rate", self.qf_learning_rate)
-        )
+        self.lr_schedule = make_schedule("learning_rate", self.learning_rate)
+        self.qf_lr_schedule = self.lr_schedule
+        if self.qf_learning_rate is not None:
+            self.qf_lr_schedule = make_schedule("qf_learning_rate", self.qf_learning_rate)
 
     def _check_arguments(self) -> None:
         """Raise a ``ValueError`` that names the first argument that is not allowed."""
@@ -596,61 +593,41 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise_decay = check_number("action_noise_decay", self.action_noise_decay, 0, 1, low_open=True)
         self.action_noise_min_scale = check_number("action_noise_min_scale", self.action_noise_min_scale, 0, 1)
         self.clipped_double_q = check_bool("clipped_double_q", self.clipped_double_q)
-        self._check_train_freq()
-        self._check_action_noise()
-        self._check_replay_buffer()
-        self._shaping = make_reward_shaping(self.reward_shaping)
-        if self._shaping is not None:
-            if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, HerReplayBuffer):
-                raise ValueError(
-                    f"reward_shaping={self.reward_shaping!r} is not allowed with {self.replay_buffer_class.__name__}, "
-                    "which computes rewards anew from the goals"
-                )
-            if self._shaping.changes_terminations:
-                self._check_terminations_can_be_shaped(self._shaping)
+        self.train_freq = check_train_freq("train_freq", self.train_freq, self.n_envs)  # type: ignore[assignment]
+        if self.action_noise is not None:
+            check_action_noise("action_noise", self.action_noise, self.action_space)
+        self._check_n_steps()
 
-    def _check_train_freq(self) -> None:
-        """Check ``train_freq``, a number or a tuple of number and unit."""
-        train_freq = self.train_freq
-        if isinstance(train_freq, (tuple, list)):
-            if len(train_freq) != 2 or getattr(train_freq[1], "value", train_freq[1]) not in ("step", "episode"):
-                raise ValueError(
-                    f"train_freq={train_freq!r} is not allowed, expected an integer or (integer, 'step' or 'episode')"
-                )
-            check_integer("train_freq", train_freq[0], low=1)
-            self.train_freq = tuple(train_freq) if isinstance(train_freq, list) else train_freq  # type: ignore[assignment]
-        else:
-            self.train_freq = check_integer("train_freq", train_freq, low=1)
-
-    def _check_action_noise(self) -> None:
-        """Check type, deviation and shape of the exploration noise."""
-        if self.action_noise is None:
-            return
-        if not isinstance(self.action_noise, ActionNoise):
-            raise ValueError(f"action_noise={self.action_noise!r} is not allowed, expected an ActionNoise or None")
-        base_noise = vectorize_noise(self.action_noise, n_envs=1)
-        if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
-            mean, sigma = np.asarray(base_noise._mu), np.asarray(base_noise._sigma)
-            if not (np.isfinite(sigma).all() and (sigma >= 0).all() and np.isfinite(mean).all()):
-                raise ValueError(f"action_noise={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
-            if mean.size not in (1, *self.action_space.shape[:1], int(np.prod(self.action_space.shape))):  # type: ignore[index]
-                raise ValueError(
-                    f"action_noise={base_noise!r} is not allowed, expected the shape of an action, {self.action_space.shape}"
-                )
-
-    def _check_replay_buffer(self) -> None:
+    def _check_n_steps(self) -> None:
         """Check which n-step returns the replay buffer can give."""
         if self.n_steps == 1:
             return
         if self.replay_buffer_class is not None:
             warnings.warn(
                 f"n_steps={self.n_steps} is not used: replay_buffer_class={self.replay_buffer_class.__name__} "
-                "decides on returns; configure it by replay_buffer_kwargs"
+                "decides on returns; configure it by replay_buffer_kwargs",
+                stacklevel=2,
             )
         elif isinstance(self.observation_space, spaces.Dict):
             raise ValueError(f"n_steps={self.n_steps} is not allowed with Dict observations, expected 1")
         elif self.optimize_memory_usage:
             raise ValueError(f"n_steps={self.n_steps} is not allowed with optimize_memory_usage=True, expected 1")
+
+    def _setup_shaping(self) -> None:
+        """
+        Build the shaping hook. Not at loading but at the first ``learn`` after it:
+        an agent that only plays does not need the module that its hook came from.
+        """
+        self._shaping = make_reward_shaping(self.reward_shaping)
+        if self._shaping is None:
+            return
+        if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, HerReplayBuffer):
+            raise ValueError(
+                f"reward_shaping={self.reward_shaping!r} is not allowed with {self.replay_buffer_class.__name__}, "
+                "which computes rewards anew from the goals"
+            )
+        if self._shaping.changes_terminations:
+            self._check_terminations_can_be_shaped(self._shaping)
 
     def _check_terminations_can_be_shaped(self, hook: RewardShaping) -> None:
         """
@@ -737,8 +714,13 @@ class TD3X(OffPolicyAlgorithm):
             print("== CURRENT SYSTEM INFO ==")
             get_system_info()
         data, params = read_zip(path, device, custom_objects, print_system_info)
-        data = _to_own_attributes(data)
-        _check_load_arguments(cls, kwargs, data)
+        data = sb3_compat.to_own_attributes(data)
+        check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *data} - {"self"})
+        if kwargs.get("policy_kwargs", data["policy_kwargs"]) != data["policy_kwargs"]:
+            raise ValueError(
+                f"policy_kwargs={kwargs['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
+                f"{data['policy_kwargs']!r}"
+            )
         if env is not None:
             env = cls._wrap_env(env, data["verbose"])
             check_for_correct_spaces(env, data["observation_space"], data["action_space"])
@@ -750,6 +732,8 @@ class TD3X(OffPolicyAlgorithm):
         model.__dict__.update(kwargs)
         model._setup_model()
         model.set_parameters(params, exact_match=True, device=device)
+        if "reward_shaping" in kwargs:
+            model._setup_shaping()
         return model
 
     def to_sb3(self) -> TD3:
@@ -761,29 +745,7 @@ class TD3X(OffPolicyAlgorithm):
         :return: an SB3 TD3 that predicts the same
         :raises ValueError: the networks have options that SB3's have not
         """
-        policy_kwargs = dict(self.policy_kwargs)
-        for option in ("layer_norm", "actor_layer_norm", "stochastic_actor", "critic_activation_fn"):
-            if policy_kwargs.pop(option, None):
-                raise ValueError(f"policy_kwargs with {option}={self.policy_kwargs[option]!r} have no counterpart in SB3's TD3")
-        for name, default in _WITHOUT_COUNTERPART.items():
-            if getattr(self, name) != default:
-                warnings.warn(f"{name}={getattr(self, name)!r} has no counterpart in SB3's TD3 and is left behind")
-        model = TD3(
-            _TO_SB3_POLICY.get(self.policy_class, self.policy_class),  # type: ignore[arg-type]
-            env=None,  # type: ignore[arg-type]
-            device=self.device,
-            _init_setup_model=False,
-        )
-        shared = _SHARED_STATE | inspect.signature(TD3.__init__).parameters.keys()
-        model.__dict__.update({name: deepcopy(value) for name, value in self.__dict__.items() if name in shared})
-        model.__dict__.update(policy_kwargs=policy_kwargs, learning_rate=self.lr_schedule, seed=None)
-        model.env, model._vec_normalize_env = self.env, self._vec_normalize_env
-        # The initial weights are drawn only to be replaced
-        with th.random.fork_rng(devices=[]):
-            model._setup_model()
-        model.seed = self.seed
-        model.set_parameters(self.get_parameters(), device=self.device)
-        return model
+        return sb3_compat.to_sb3(self)
 
     def get_parameters(self) -> dict[str, dict]:
         """
@@ -845,31 +807,6 @@ class TD3X(OffPolicyAlgorithm):
         return ["policy", "actor.optimizer", "critic.optimizer"], []
 
 
-# What SB3's TD3 cannot express, and the value that means the same as there
-_WITHOUT_COUNTERPART = {
-    "qf_learning_rate": None,
-    "action_noise_decay": 1.0,
-    "action_noise_min_scale": 0.0,
-    "reward_shaping": None,
-    "clipped_double_q": True,
-}
-# Attributes of a running training that SB3's TD3 has as well
-_SHARED_STATE = {
-    "observation_space",
-    "action_space",
-    "n_envs",
-    "num_timesteps",
-    "_total_timesteps",
-    "_num_timesteps_at_start",
-    "_episode_num",
-    "_n_updates",
-    "_current_progress_remaining",
-    "_stats_window_size",
-    "ep_info_buffer",
-    "ep_success_buffer",
-}
-
-
 def _q_values(critic: th.nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
     """
     :param critic: the critics; of a user's own policy class they may be SB3's
@@ -878,65 +815,3 @@ def _q_values(critic: th.nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Te
     :return: the values of all critics, (n, b, 1)
     """
     return critic.q_values(obs, actions) if isinstance(critic, CriticEnsemble) else th.stack(critic(obs, actions))
-
-
-def _schedule(name: str, value: float | str | Callable[[float], float]) -> FloatSchedule:
-    """
-    :param name: name of the argument, for the error
-    :param value: a number, a schedule, or a string such as ``lin_7e-4``
-    :return: the schedule
-    """
-    if isinstance(value, str):
-        kind, _, initial = value.partition("_")
-        try:
-            start = float(initial)
-        except ValueError:
-            kind = "unknown"
-        if kind != "lin":
-            raise ValueError(f"{name}={value!r} is not allowed, expected a number, a schedule or a string such as 'lin_7e-4'")
-        return FloatSchedule(LinearSchedule(check_number(name, start, 0), 0.0, 1.0))
-    if not callable(value):
-        return FloatSchedule(check_number(name, value, 0))
-    schedule = FloatSchedule(value)
-    check_number(f"{name}({1.0})", schedule(1.0), 0)
-    return schedule
-
-
-def _to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param data: attributes from a zip of TD3X, TD3 or DDPG
-    :return: the same as TD3X names and means them
-    """
-    data = dict(data)
-    data["policy_class"] = _TO_OWN_POLICY.get(data["policy_class"], data["policy_class"])
-    data.get("policy_kwargs", {}).pop("device", None)
-    # SB3 stores the buffer class that it chose by itself; TD3X chooses again, by n_steps
-    if data.get("replay_buffer_class") is NStepReplayBuffer:
-        kwargs = dict(data["replay_buffer_kwargs"])
-        data["n_steps"] = kwargs.pop("n_steps", 3)
-        kwargs.pop("gamma", None)
-        data.update(replay_buffer_class=None, replay_buffer_kwargs=kwargs)
-    elif data.get("replay_buffer_class") in (ReplayBuffer, DictReplayBuffer):
-        data["replay_buffer_class"] = None
-    for derived in ("actor_batch_norm_stats", "critic_batch_norm_stats"):
-        data.pop(derived, None)
-        data.pop(f"{derived}_target", None)
-    return data
-
-
-def _check_load_arguments(cls: type[TD3X], kwargs: dict[str, Any], data: dict[str, Any]) -> None:
-    """
-    :param cls: the algorithm's class
-    :param kwargs: the arguments of ``load`` that replace saved ones
-    :param data: the saved attributes
-    """
-    known = {*inspect.signature(cls.__init__).parameters, *data} - {"self"}
-    for name in kwargs:
-        if name not in known:
-            closest = difflib.get_close_matches(name, known, n=1)
-            raise ValueError(f"{name}={kwargs[name]!r} is no argument of {cls.__name__}" + f", did you mean {closest[0]}?" * bool(closest))
-    if "policy_kwargs" in kwargs and kwargs["policy_kwargs"] != data["policy_kwargs"]:
-        raise ValueError(
-            f"policy_kwargs={kwargs['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
-            f"{data['policy_kwargs']!r}"
-        )

@@ -1,11 +1,20 @@
 """Checks of arguments and of data, with errors that name what is wrong, its value and what is allowed."""
 
+import difflib
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.noise import (
+    ActionNoise,
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
+from stable_baselines3.common.type_aliases import TrainFreq
 
 
 def check_integer(name: str, value: Any, low: int) -> int:
@@ -72,6 +81,59 @@ def check_action_space(action_space: spaces.Space) -> None:
         )
 
 
+def check_train_freq(name: str, value: Any, n_envs: int) -> int | tuple[int, str] | TrainFreq:
+    """
+    :param name: name of the argument
+    :param value: its value: an integer >= 1, or (integer, "step" or "episode")
+    :param n_envs: number of envs; episodes can be counted in one env only
+    :return: the value as SB3 takes it
+    """
+    if not isinstance(value, (tuple, list)):
+        return check_integer(name, value, low=1)
+    unit = getattr(value[-1], "value", value[-1]) if len(value) == 2 else None
+    if unit not in ("step", "episode"):
+        raise ValueError(f"{name}={value!r} is not allowed, expected an integer or (integer, 'step' or 'episode')")
+    if unit == "episode" and n_envs > 1:
+        raise ValueError(f"{name}={value!r} is not allowed with {n_envs} envs, expected a number of steps")
+    return check_integer(name, value[0], low=1), unit
+
+
+def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
+    """
+    :param name: name of the argument
+    :param noise: its value: an ``ActionNoise`` with finite numbers, a deviation >= 0 and the shape of an action
+    :param action_space: the action space
+    """
+    if not isinstance(noise, ActionNoise):
+        raise ValueError(f"{name}={noise!r} is not allowed, expected an ActionNoise or None")
+    base_noise = noise.base_noise if isinstance(noise, VectorizedActionNoise) else noise
+    if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+        mean, sigma = np.asarray(base_noise._mu), np.asarray(base_noise._sigma)
+        if not (np.isfinite(mean).all() and np.isfinite(sigma).all() and (sigma >= 0).all()):
+            raise ValueError(f"{name}={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
+        try:
+            fits = np.broadcast_shapes(mean.shape, sigma.shape, action_space.shape) == action_space.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{name}={base_noise!r} is not allowed, expected numbers of an action's shape, {action_space.shape}"
+            )
+
+
+def check_known(function: str, arguments: Iterable[str], known: set[str]) -> None:
+    """
+    :param function: name of the function, for the error
+    :param arguments: names of the arguments that it was given
+    :param known: names of those that it has
+    """
+    for name in arguments:
+        if name not in known:
+            closest = difflib.get_close_matches(name, known, n=1)
+            suggestion = f", did you mean {closest[0]}?" if closest else ""
+            raise ValueError(f"{name} is no argument of {function}(){suggestion}")
+
+
 def check_finite(quantity: str, values: np.ndarray | dict[str, np.ndarray], timestep: int) -> None:
     """
     Stop at NaN and infinity before they enter the replay buffer, where they would turn the networks into NaN.
@@ -84,9 +146,9 @@ def check_finite(quantity: str, values: np.ndarray | dict[str, np.ndarray], time
         for key, entry in values.items():
             check_finite(f"{quantity}[{key!r}]", entry, timestep)
     elif values.dtype.kind == "f" and not np.isfinite(values).all():
-        env_idx, *index = (int(idx) for idx in np.argwhere(~np.isfinite(values))[0])
-        where = f" at index {index}" if index else ""
+        where = tuple(int(idx) for idx in np.argwhere(~np.isfinite(values))[0])
+        index = f" at index {list(where[1:])}" if len(where) > 1 else ""
         raise ValueError(
-            f"The {quantity} of env {env_idx} is {values[(env_idx, *index)]}{where} at timestep {timestep}: "
+            f"The {quantity} of env {where[0]} is {values[where]}{index} at timestep {timestep}: "
             "training stops before it enters the replay buffer"
         )

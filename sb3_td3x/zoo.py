@@ -10,6 +10,7 @@ import copy
 import functools
 import inspect
 import io
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -58,6 +59,12 @@ def register_algorithm(utils: ModuleType) -> None:
     :param utils: ``rl_zoo3.utils``
     """
     utils.ALGOS[ALGO] = TD3X
+
+    # `rl_zoo3.push_to_hub` 2.9.2 imports a function that huggingface_sb3 3.2 renamed and made to return an object, so
+    # that no agent at all could be shared
+    hub: Any = sys.modules.get("huggingface_sb3.push_to_hub")
+    if hasattr(hub, "_generate_metadata") and not hasattr(hub, "generate_metadata"):
+        hub.generate_metadata = lambda *args: hub._generate_metadata(*args).to_dict()
 
 
 def register_search_space(hyperparams_opt: ModuleType) -> None:

@@ -110,8 +110,8 @@ class Run:
         """
         try:
             with zipfile.ZipFile(self.run_path / f"{self.env}.zip") as archive:
-                steps = json.loads(archive.read("data"))["num_timesteps"]
-            asked = json.loads(self.timing_path.read_text())["steps"]
+                steps = int(json.loads(archive.read("data"))["num_timesteps"])
+            asked = int(json.loads(self.timing_path.read_text())["steps"])
         except (OSError, KeyError, ValueError, zipfile.BadZipFile):
             return False
         return steps >= self.steps == asked

@@ -14,6 +14,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_callback_list
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
@@ -44,7 +45,8 @@ class Counter(gym.Env):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.steps += 1
-        return self.np_random.normal(size=2).astype(np.float32), self.episode / EPISODE, False, self.steps == EPISODE, {}
+        obs = self.np_random.normal(size=2).astype(np.float32)
+        return obs, self.episode / EPISODE, False, self.steps == EPISODE, {}
 
 
 def make_model(env: Any = None, **kwargs: Any) -> TD3X:
@@ -100,7 +102,7 @@ def test_finds_the_env_of_the_eval_callback_beside_it(nested: bool) -> None:
 
 
 def test_no_env_to_evaluate_in() -> None:
-    with pytest.raises(ValueError, match="eval_env=None is not allowed without an EvalCallback .* --eval-freq > 0"):
+    with pytest.raises(ValueError, match=r"eval_env=None is not allowed without an EvalCallback .* --eval-freq > 0"):
         make_model().learn(10, zoo_callback(threshold=5))
 
 
@@ -108,11 +110,13 @@ def test_returns_are_raw_and_statistics_those_of_the_training() -> None:
     env = VecNormalize(make_vec_env(Counter))
     eval_env = VecNormalize(make_vec_env(Counter), training=False)
     callback = StopWhenSolved(5.0, window=3, eval_env=eval_env)
-    model = make_model(env, reward_shaping={"sb3_td3x.shaping.RewardScale": {"scale": -100.0}}).learn(1000, callback)
+    model = make_model(env, reward_shaping={"sb3_td3x.shaping.RewardScale": {"scale": 100.0}}).learn(1000, callback)
     assert list(callback.returns) == [4, 5, 6]
     assert model.num_timesteps == 6 * EPISODE
     # The last step of the training has been counted before the evaluation
-    np.testing.assert_array_equal(eval_env.obs_rms.mean, env.obs_rms.mean)  # type: ignore[union-attr]
+    assert isinstance(eval_env.obs_rms, RunningMeanStd)
+    assert isinstance(env.obs_rms, RunningMeanStd)
+    np.testing.assert_array_equal(eval_env.obs_rms.mean, env.obs_rms.mean)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -126,7 +130,7 @@ def test_training_is_the_same_with_and_without(normalize: bool) -> None:
     callback = StopWhenSolved(1000.0, eval_env=VecNormalize(env, training=False) if normalize else env)
     with_callback, draws_with = parameters(callback)
     without_callback, draws_without = parameters()
-    assert len(callback.returns) == 10
+    assert len(callback.returns) == 4
     assert all(th.equal(*pair) for pair in zip(with_callback, without_callback, strict=True))
     assert draws_with == draws_without
 

@@ -1,0 +1,116 @@
+"""Agents between TD3X and SB3's TD3 and DDPG. State dictionaries have SB3's layout on both sides, see ``policies``."""
+
+import inspect
+import warnings
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch as th
+from stable_baselines3 import TD3
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.td3 import policies as sb3_policies
+
+from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+
+if TYPE_CHECKING:
+    from sb3_td3x.td3x import TD3X
+
+# TD3X's policy for each of SB3's
+OWN_POLICIES: dict[type[BasePolicy], type[TD3XPolicy]] = {
+    sb3_policies.MlpPolicy: MlpPolicy,
+    sb3_policies.CnnPolicy: CnnPolicy,
+    sb3_policies.MultiInputPolicy: MultiInputPolicy,
+}
+_SB3_POLICIES: dict[type[BasePolicy], type[BasePolicy]] = {own: sb3 for sb3, own in OWN_POLICIES.items()}
+
+# Options of the networks that SB3's have not
+_OWN_NETWORK_OPTIONS = ("layer_norm", "actor_layer_norm", "critic_activation_fn", "stochastic_actor")
+
+# Arguments that SB3's TD3 has not, and the value that means the same as there
+_OWN_ARGUMENTS = {
+    "qf_learning_rate": None,
+    "action_noise_decay": 1.0,
+    "action_noise_min_scale": 0.0,
+    "reward_shaping": None,
+    "clipped_double_q": True,
+}
+
+# Attributes of a running training that SB3's TD3 has as well, besides its arguments
+_SHARED_ATTRIBUTES = {
+    "observation_space",
+    "action_space",
+    "n_envs",
+    "num_timesteps",
+    "_total_timesteps",
+    "_num_timesteps_at_start",
+    "_episode_num",
+    "_n_updates",
+    "_current_progress_remaining",
+    "_stats_window_size",
+    "ep_info_buffer",
+    "ep_success_buffer",
+}
+
+# Attributes of SB3's TD3 that TD3X derives from the networks
+_SB3_DERIVED_ATTRIBUTES = (
+    "actor_batch_norm_stats",
+    "actor_batch_norm_stats_target",
+    "critic_batch_norm_stats",
+    "critic_batch_norm_stats_target",
+)
+
+
+def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param data: attributes from a zip of TD3X, TD3 or DDPG
+    :return: the same as TD3X names and means them
+    """
+    data = {name: value for name, value in data.items() if name not in _SB3_DERIVED_ATTRIBUTES}
+    data["policy_class"] = OWN_POLICIES.get(data["policy_class"], data["policy_class"])
+    # SB3 stores the buffer class that it chose by itself; TD3X chooses again, by n_steps
+    if data.get("replay_buffer_class") is NStepReplayBuffer:
+        kwargs = dict(data["replay_buffer_kwargs"])
+        data["n_steps"] = kwargs.pop("n_steps", 3)
+        kwargs.pop("gamma", None)
+        data.update(replay_buffer_class=None, replay_buffer_kwargs=kwargs)
+    elif data.get("replay_buffer_class") in (ReplayBuffer, DictReplayBuffer):
+        data["replay_buffer_class"] = None
+    return data
+
+
+def to_sb3(model: "TD3X") -> TD3:
+    """
+    :param model: the agent
+    :return: the same as SB3's TD3: networks, optimizers, counters, and all arguments that it has
+    :raises ValueError: the networks have options that SB3's have not
+    """
+    for option in _OWN_NETWORK_OPTIONS:
+        if model.policy_kwargs.get(option):
+            raise ValueError(
+                f"policy_kwargs with {option}={model.policy_kwargs[option]!r} are not allowed, SB3's TD3 has no such option"
+            )
+    for name, default in _OWN_ARGUMENTS.items():
+        if getattr(model, name) != default:
+            warnings.warn(
+                f"{name}={getattr(model, name)!r} is left behind, SB3's TD3 has no such argument", stacklevel=2
+            )
+
+    sb3_model = TD3(
+        _SB3_POLICIES.get(model.policy_class, model.policy_class),  # type: ignore[arg-type]
+        env=None,  # type: ignore[arg-type]
+        device=model.device,
+        _init_setup_model=False,
+    )
+    shared = _SHARED_ATTRIBUTES | (inspect.signature(TD3.__init__).parameters.keys() - {"policy", "env", "device"})
+    state = {name: deepcopy(value) for name, value in vars(model).items() if name in shared}
+    policy_kwargs = {name: value for name, value in model.policy_kwargs.items() if name not in _OWN_NETWORK_OPTIONS}
+    # Without its seed, since a conversion must not reset the global random generators
+    sb3_model.__dict__.update(state, policy_kwargs=policy_kwargs, learning_rate=model.lr_schedule, seed=None)
+    sb3_model.env, sb3_model._vec_normalize_env = model.env, model._vec_normalize_env
+    # The initial weights are drawn only to be replaced
+    with th.random.fork_rng(devices=[]):
+        sb3_model._setup_model()
+    sb3_model.seed = model.seed
+    sb3_model.set_parameters(model.get_parameters(), device=model.device)  # type: ignore[arg-type]
+    return sb3_model

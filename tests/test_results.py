@@ -1,0 +1,134 @@
+"""The figures of scripts/results.py, by hand, and its way from trainings to a table."""
+
+import importlib.util
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rliable")
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "results.py"
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("td3x_results", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    module.__dict__["N_BOOTSTRAP"] = 1000  # enough here, and fast
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_interquartile_mean(results: ModuleType) -> None:
+    # Of eight sorted returns the middle four: (2 + 3 + 4 + 10) / 4
+    assert results.interquartile_mean(np.array([[-100.0, 2, 4, 99], [1, 3, 10, 50]])) == 4.75
+
+
+def test_interval_of_seeds(results: ModuleType) -> None:
+    # Two seeds, all episodes alike: half of the resamples mix the seeds and give 5, a quarter each is 0 and 10 alone
+    returns = np.array([[0.0] * 4, [10.0] * 4])
+    assert results.iqm_interval(returns) == (0.0, 10.0)
+
+
+def test_interval_of_episodes(results: ModuleType) -> None:
+    # One seed, two kinds of episodes: with 100 episodes the share of each kind varies, but little
+    low, high = results.iqm_interval(np.array([[0.0, 10.0] * 50]))
+    assert 0 < low < 5 < high < 10
+
+
+def test_interval_does_not_take_returns_of_one_agent_for_independent(results: ModuleType) -> None:
+    # Ten agents, each with one return all over: a hundred episodes each say no more than one
+    agents = np.arange(10.0)[:, None]
+    assert results.iqm_interval(agents.repeat(100, axis=1)) == pytest.approx(results.iqm_interval(agents), abs=0.3)
+
+
+def test_intervals_are_reproducible(results: ModuleType) -> None:
+    returns = np.random.default_rng(0).normal(size=(5, 20))
+    assert results.iqm_interval(returns) == results.iqm_interval(returns)
+
+
+def test_difference_of_episodes_is_paired(results: ModuleType) -> None:
+    # The peer is 1 behind from every start state: however the start states are drawn, the difference is 1
+    returns = np.array([[0.0, 100.0, -50.0, 30.0]])
+    low, high = results.iqm_difference_interval(returns, returns - 1)
+    assert (low, high) == pytest.approx((1.0, 1.0))
+
+
+def test_difference_of_seeds_is_not_paired(results: ModuleType) -> None:
+    returns = np.array([[0.0] * 4, [10.0] * 4])
+    assert results.iqm_difference_interval(returns, returns) == (-10.0, 10.0)
+
+
+@pytest.mark.parametrize(("shift", "holds"), [(-4.0, True), (-6.0, False), (4.0, True)])
+def test_not_behind_means_within_five_percent(results: ModuleType, shift: float, holds: bool) -> None:
+    peer = np.full((3, 4), -100.0)
+    comparison = results.compare(peer + shift, peer)
+    assert comparison == {
+        "difference": shift,
+        "difference_95": (shift, shift),
+        "limit": -5.0,
+        "holds": holds,
+    }
+
+
+def test_table(results: ModuleType) -> None:
+    study = results.Study("Pendulum-v1", ("td3x",), (1, 2), 20_000)
+    summary = results.summarize({"td3x": np.array([[-100.0] * 4, [-200.0] * 4])})
+    summary["td3x"]["train_minutes"] = 2.0
+    assert results.format_table(study, summary).splitlines()[2] == (
+        "| Pendulum-v1 | td3x | 20,000 | 2 | -150.0 [-200.0, -100.0] | -150.0 ± 50.0 | -150.0 "
+        "| -200.0 to -100.0 | 2.0 min |"
+    )
+
+
+def test_studies_are_those_of_the_readme(results: ModuleType) -> None:
+    runs = results.make_runs(results.STUDIES["pendulum"], Path("logs"))
+    assert len({run.folder for run in runs}) == 20
+    assert [(run.algo, run.seed) for run in runs[:3]] == [("td3x", 1), ("td3", 1), ("td3x", 2)]
+    assert runs[0].command[1:7] == ["-m", "rl_zoo3.train", "--algo", "td3x", "--env", "Pendulum-v1"]
+
+
+def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp_path: Path) -> None:
+    run = results.Run("Pendulum-v1", "td3x", 1, 100, tmp_path)
+
+    def save(steps: int) -> None:
+        with zipfile.ZipFile(run.run_path / "Pendulum-v1.zip", "w") as archive:
+            archive.writestr("data", json.dumps({"num_timesteps": steps}))
+
+    assert not run.is_finished()
+    run.run_path.mkdir(parents=True)
+    save(100)
+    assert not run.is_finished()  # nothing says how long it took
+    run.timing_path.write_text('{"steps": 100, "train_seconds": 1.0}')
+    assert run.is_finished()
+    save(99)  # what the zoo saves on Ctrl-C
+    assert not run.is_finished()
+    (run.run_path / "Pendulum-v1.zip").write_bytes(b"cut")
+    assert not run.is_finished()
+
+
+@pytest.mark.slow
+def test_from_trainings_to_the_report(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["pendulum", "-f", str(tmp_path), "--algos", "td3x", "--seeds", "1", "--steps", "200"]
+    assert results.main(arguments) == 0
+    report = json.loads((tmp_path / "pendulum.json").read_text())
+    (run,) = report["runs"]
+    assert len(run["final"]["returns"]) == len(run["best"]["returns"]) == 100
+    assert len(set(run["final"]["returns"])) == 100  # a hundred start states
+    assert report["machine"]["versions"]["sb3-td3x"]
+    capsys.readouterr()
+
+    # Again: nothing to train, and the same returns
+    assert results.main(arguments) == 0
+    assert "1 of 1 trainings are there, 0 to do" in capsys.readouterr().out
+    assert json.loads((tmp_path / "pendulum.json").read_text())["runs"] == [run]
