@@ -87,9 +87,8 @@ def to_sb3(model: "TD3X") -> TD3:
     """
     for option in _OWN_NETWORK_OPTIONS:
         if model.policy_kwargs.get(option):
-            raise ValueError(
-                f"policy_kwargs with {option}={model.policy_kwargs[option]!r} are not allowed, SB3's TD3 has no such option"
-            )
+            value = model.policy_kwargs[option]
+            raise ValueError(f"policy_kwargs with {option}={value!r} are not allowed, SB3's TD3 has no such option")
     for name, default in _OWN_ARGUMENTS.items():
         if getattr(model, name) != default:
             warnings.warn(

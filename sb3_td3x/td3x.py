@@ -193,6 +193,8 @@ class TD3X(OffPolicyAlgorithm):
         "MultiInputPolicy": MultiInputPolicy,
     }
     policy: TD3XPolicy
+    action_space: spaces.Box
+    _replay_buffer: ReplayBuffer | None
     actor: Actor
     actor_target: Actor
     critic: CriticEnsemble
@@ -277,7 +279,7 @@ class TD3X(OffPolicyAlgorithm):
         if _init_setup_model:
             self._setup_model()
             self._setup_shaping()
-            self._replay_buffer = self._make_replay_buffer()
+            self.replay_buffer = self._make_replay_buffer()
 
     # The algorithm
 
@@ -415,13 +417,15 @@ class TD3X(OffPolicyAlgorithm):
 
         next_obs = self._last_of_episode(original_obs, dones, infos)
         check_finite("observation", next_obs, self.num_timesteps)
-        check_finite("observation after the reset", original_obs, self.num_timesteps)
+        if next_obs is not original_obs:
+            check_finite("observation after the reset", original_obs, self.num_timesteps)
         check_finite("reward", reward, self.num_timesteps)
         if self._shaping is not None:
             reward, dones, infos = self._shape(self._shaping, buffer_action, next_obs, reward, dones, infos)
 
-        replay_buffer.add(self._last_original_obs, next_obs, buffer_action, reward, dones, infos)  # type: ignore[arg-type]
-        self._last_obs = new_obs  # type: ignore[assignment]
+        last_obs: Any = self._last_original_obs
+        replay_buffer.add(last_obs, next_obs, buffer_action, reward, dones, infos)
+        self._last_obs = new_obs
         self._last_original_obs = original_obs
 
     def _last_of_episode(self, original_obs: Any, dones: np.ndarray, infos: list[dict[str, Any]]) -> Any:
@@ -546,7 +550,7 @@ class TD3X(OffPolicyAlgorithm):
     # Building the model
 
     def _setup_model(self) -> None:
-        """Check all arguments, create networks and optimizers. Also called by ``load``, which passes the constructor by."""
+        """Check all arguments, create networks and optimizers. Called by ``load`` as well."""
         self._check_arguments()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -640,7 +644,7 @@ class TD3X(OffPolicyAlgorithm):
             )
 
     @property
-    def replay_buffer(self) -> ReplayBuffer:  # type: ignore[override]
+    def replay_buffer(self) -> ReplayBuffer:
         """
         The replay buffer. Made at construction, but after loading at its first use:
         an agent that only plays needs no memory for it.
@@ -685,7 +689,7 @@ class TD3X(OffPolicyAlgorithm):
     # Saving and loading
 
     @classmethod
-    def load(  # type: ignore[override]
+    def load(
         cls: type[SelfTD3X],
         path: SavePath,
         env: GymEnv | None = None,
@@ -747,7 +751,7 @@ class TD3X(OffPolicyAlgorithm):
         """
         return sb3_compat.to_sb3(self)
 
-    def get_parameters(self) -> dict[str, dict]:
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
         """
         Return the parameters of the agent, in SB3's layout: those of each critic by itself.
 
@@ -760,7 +764,7 @@ class TD3X(OffPolicyAlgorithm):
 
     def set_parameters(
         self,
-        load_path_or_dict: SavePath | dict[str, dict],  # type: ignore[override]
+        load_path_or_dict: SavePath | dict[str, Any],
         exact_match: bool = True,
         device: th.device | str = "auto",
     ) -> None:
@@ -777,7 +781,7 @@ class TD3X(OffPolicyAlgorithm):
         if isinstance(load_path_or_dict, dict):
             params = dict(load_path_or_dict)
         else:
-            _, params = read_zip(load_path_or_dict, device)  # type: ignore[assignment]
+            _, params = read_zip(load_path_or_dict, device)
         if "critic.optimizer" in params and isinstance(self.critic, CriticEnsemble):
             params["critic.optimizer"] = own_optimizer_state(self.critic, params["critic.optimizer"])
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
