@@ -215,6 +215,7 @@ class TestSearchSpace:
         assert zoo.n_step_is_possible(hyperparams) is possible
 
 
+LOW_MEMORY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
 HER = {
     "policy": "MultiInputPolicy",
     "replay_buffer_class": "HerReplayBuffer",
@@ -229,7 +230,7 @@ class TestStoredTrials:
         [
             ("Pendulum-v1", {"policy": "MlpPolicy", "policy_kwargs": "dict(n_critics=1)"}),
             ("Pendulum-v1", {"policy": "MlpPolicy", "normalize": "dict(norm_obs=True, gamma=0.5)", "gamma": 0.9}),
-            ("Pendulum-v1", {"policy": "MlpPolicy", "optimize_memory_usage": True, "n_envs": 2, "normalize": True}),
+            ("Pendulum-v1", {"policy": "MlpPolicy", **LOW_MEMORY, "n_envs": 2, "normalize": True}),
             (BIT_FLIPPING, HER),
         ],
         ids=["plain", "VecNormalize", "memory", "HER"],
