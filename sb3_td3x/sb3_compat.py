@@ -9,6 +9,7 @@ import torch as th
 from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env.patch_gym import _convert_space
 from stable_baselines3.td3 import policies as sb3_policies
 
 from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
@@ -68,6 +69,10 @@ def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
     """
     data = {name: value for name, value in data.items() if name not in _SB3_DERIVED_ATTRIBUTES}
     data["policy_class"] = OWN_POLICIES.get(data["policy_class"], data["policy_class"])
+    # Agents of old versions of SB3
+    for space in ("observation_space", "action_space"):
+        data[space] = _convert_space(data[space])
+    data["policy_kwargs"].pop("device", None)
     # SB3 stores the buffer class that it chose by itself; TD3X chooses again, by n_steps
     if data.get("replay_buffer_class") is NStepReplayBuffer:
         kwargs = dict(data["replay_buffer_kwargs"])

@@ -9,15 +9,22 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-# Constructor arguments of agents that need no learning: as small as possible
-TINY: dict[str, Any] = {
-    "policy_kwargs": {"net_arch": [8]},
-    "buffer_size": 1000,
-    "batch_size": 4,
-    "learning_starts": 5,
-    "device": "cpu",
-    "seed": 0,
-}
+
+def tiny(**kwargs: Any) -> dict[str, Any]:
+    """
+    :param kwargs: constructor arguments that matter to a test
+    :return: the same with those of an agent that is as small as possible and needs no learning
+    """
+    return {
+        # Made anew: SB3's DDPG writes into the user's dictionary
+        "policy_kwargs": {"net_arch": [8]},
+        "buffer_size": 1000,
+        "batch_size": 4,
+        "learning_starts": 5,
+        "device": "cpu",
+        "seed": 0,
+        **kwargs,
+    }
 
 
 class Episode(NamedTuple):

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import TINY, CountingEnv, DictObs, Episode, Poison, vec_env
+from envs import CountingEnv, DictObs, Episode, Poison, tiny, vec_env
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -33,7 +33,7 @@ NO_INTEGERS = [*NO_NUMBERS, 1.5, np.float64(2.5)]
 
 def make(env: Any = None, **kwargs: Any) -> TD3X:
     """A tiny agent."""
-    return TD3X("MlpPolicy", CountingEnv() if env is None else env, **{**TINY, **kwargs})
+    return TD3X("MlpPolicy", CountingEnv() if env is None else env, **tiny(**kwargs))
 
 
 def noise(sigma: float = 0.1, size: int = 1) -> NormalActionNoise:
@@ -95,8 +95,10 @@ def test_schedule_that_turns_nan_in_training_stops_it_before_the_weights_are_los
 
 @pytest.mark.parametrize(
     "value",
-    [(0, "step"), (-1, "episode"), (1, "foo"), (1, None), (1,), (), (1, "step", 2), (1.5, "step"), ("1", "step")]
-    + [(NAN, "step"), (True, "step"), (None, "step"), ["step", 1], {"frequency": 1}],
+    [
+        *((0, "step"), (-1, "episode"), (1.5, "step"), (NAN, "step"), ("1", "step"), (True, "step"), (None, "step")),
+        *((1, "foo"), (1, None), (1,), (), (1, "step", 2), ["step", 1], {"frequency": 1}),
+    ],
 )
 def test_bad_train_freq_pair_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^train_freq=.* is not allowed, expected "):
@@ -210,7 +212,7 @@ def test_bad_hook_is_refused_with_a_hint(spec: Any, hint: str) -> None:
 
 def her_model(**kwargs: Any) -> TD3X:
     env = BitFlippingEnv(n_bits=2, continuous=True)
-    return TD3X("MultiInputPolicy", env, **{**TINY, "replay_buffer_class": HerReplayBuffer, **kwargs})
+    return TD3X("MultiInputPolicy", env, **tiny(**{"replay_buffer_class": HerReplayBuffer, **kwargs}))
 
 
 @pytest.mark.parametrize("hook", [RewardScale(0.5), {"sb3_td3x.shaping.RewardScale": {"scale": 0.5}}, FallPenalty()])
@@ -263,7 +265,7 @@ def test_change_of_terminations_by_a_function_is_refused_without_timeouts_when_i
 
 def test_n_steps_are_refused_with_dict_observations() -> None:
     with pytest.raises(ValueError, match=r"^n_steps=3 is not allowed with Dict observations, expected 1"):
-        TD3X("MultiInputPolicy", DictObs(CountingEnv()), n_steps=3, **TINY)
+        TD3X("MultiInputPolicy", DictObs(CountingEnv()), **tiny(n_steps=3))
 
 
 def test_n_steps_are_refused_with_optimize_memory_usage() -> None:
@@ -275,7 +277,7 @@ def test_optimize_memory_usage_is_refused_where_the_buffer_cannot_have_it() -> N
     with pytest.raises(ValueError, match="optimize_memory_usage"):
         make(optimize_memory_usage=True)
     with pytest.raises(ValueError, match="optimize_memory_usage"):
-        TD3X("MultiInputPolicy", DictObs(CountingEnv()), optimize_memory_usage=True, **TINY)
+        TD3X("MultiInputPolicy", DictObs(CountingEnv()), **tiny(optimize_memory_usage=True))
 
 
 def test_replay_buffer_class_that_is_none_is_refused() -> None:
@@ -383,7 +385,7 @@ def test_bad_object_is_refused_at_loading(saved: bytes) -> None:
 )
 def test_unknown_argument_is_refused_at_loading(saved: bytes, name: str, closest: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name}\b.* is no argument of .*{closest}"):
-        TD3X.load(io.BytesIO(saved), **{name: 0.5})
+        TD3X.load(io.BytesIO(saved), **{name: 0.5})  # type: ignore[arg-type]
 
 
 def test_env_with_other_spaces_is_refused_at_loading(saved: bytes) -> None:
@@ -472,7 +474,7 @@ def test_bad_entry_of_a_dict_observation_is_named(quantity: str, n_envs: int) ->
     for key in ("count", "minus"):
         envs: list[gym.Env] = [DictObs(CountingEnv(EPISODES)) for _ in range(n_envs)]
         envs[-1] = Poison(envs[-1], quantity, 2, NAN, key)
-        model = TD3X("MultiInputPolicy", vec_env(*envs), **TINY)
+        model = TD3X("MultiInputPolicy", vec_env(*envs), **tiny())
         with pytest.raises(ValueError, match=rf"The observation.*'{key}'.* of env {n_envs - 1} is nan"):
             model.learn(60)
         finite_buffer(model, 5 if quantity == "reset" else 1)
@@ -623,7 +625,7 @@ def refused(algorithm: Callable[..., Any], bad_values: list[tuple[str, Any]]) ->
     refused_values = []
     for name, value in bad_values:
         try:
-            algorithm("MlpPolicy", "Pendulum-v1", **{**TINY, name: value})
+            algorithm("MlpPolicy", "Pendulum-v1", **tiny(**{name: value}))
         except (AssertionError, TypeError, ValueError):
             refused_values.append((name, value))
     return refused_values
