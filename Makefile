@@ -4,6 +4,7 @@ PYTHON ?= python3
 ENV ?= Pendulum-v1
 LOGS ?= logs
 EVAL_FREQ ?= 5000
+ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -16,8 +17,9 @@ LOWEST := .lowest/$(LOWEST_SB3)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "  make train ENV=LunarLanderContinuous-v3    another environment"
-	@echo "  make venv PYTHON=python3.12                another Python"
+	@echo "  make train ENV=LunarLanderContinuous-v3        another environment"
+	@echo '  make train ARGS="-n 50000 --seed 1"            more options for rl_zoo3.train'
+	@echo "  make venv PYTHON=python3.12                    another Python"
 
 venv: $(INSTALLED) ## set up .venv with this package (editable) and the tools of its tests
 
@@ -28,7 +30,7 @@ $(INSTALLED): setup.cfg setup.py pyproject.toml constraints.txt sb3_td3x.pth sb3
 
 # The zoo numbers its runs: the one just trained is the newest folder
 train: $(INSTALLED) ## train td3x on ENV (default Pendulum-v1) through the zoo, and evaluate it
-	$(BIN)/python -m rl_zoo3.train --algo td3x --env $(ENV) -f $(LOGS) --eval-freq $(EVAL_FREQ) -P
+	$(BIN)/python -m rl_zoo3.train --algo td3x --env $(ENV) -f $(LOGS) --eval-freq $(EVAL_FREQ) -P $(ARGS)
 	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f $(LOGS) --load-best --no-render -n 5000
 	@run=$$(ls -td $(LOGS)/td3x/$(subst /,-,$(ENV))_* | head -n 1); \
 	echo; \

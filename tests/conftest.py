@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import torch as th  # noqa: E402
+import torch as th
 
 # The machine's cores run tests side by side
 th.set_num_threads(1)

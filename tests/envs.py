@@ -1,5 +1,6 @@
 """Small deterministic environments that several test modules share, and short ways to make agents of them."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -143,6 +144,14 @@ class Poison(gym.Wrapper):
         if self.n_steps == self.at and self.quantity == "reward":
             reward = self.value
         return obs, reward, terminated, truncated, info
+
+
+def readable(value: Any) -> str:
+    """
+    :param value: a test's parameter
+    :return: how to name it: without the addresses of functions, which differ between the processes of pytest-xdist
+    """
+    return re.sub(r"(<locals>\.)?| at 0x\w+", "", str(value))
 
 
 def vec_env(*envs: gym.Env) -> DummyVecEnv:

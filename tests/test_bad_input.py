@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, DictObs, Episode, Poison, tiny, vec_env
+from envs import CountingEnv, DictObs, Episode, Poison, readable, tiny, vec_env
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -66,7 +66,6 @@ BAD_VALUES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.lowest_sb3
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_bad_value_is_refused_with_its_name_value_and_what_is_allowed(name: str) -> None:
     for value in BAD_VALUES[name]:
@@ -140,7 +139,7 @@ class NoiseOfWrongType:
         "normal",
         np.zeros(1),
     ],
-    ids=repr,
+    ids=readable,
 )
 def test_bad_action_noise_is_refused(bad_noise: Any) -> None:
     with pytest.raises(ValueError, match=r"^action_noise=.* is not allowed, expected "):
@@ -167,6 +166,14 @@ def test_unknown_activation_is_refused() -> None:
         make(policy_kwargs={"critic_activation_fn": "rellu"})
 
 
+@pytest.mark.parametrize("option", ["layer_norm", "actor_layer_norm", "stochastic_actor"])
+@pytest.mark.parametrize("value", ["False", None, 0, NAN])
+def test_bad_switch_of_the_networks_is_refused(option: str, value: Any) -> None:
+    """A string would turn it on, ``"False"`` too."""
+    with pytest.raises(ValueError, match=re.escape(f"{option}={value!r} is not allowed, expected True or False")):
+        make(policy_kwargs={"net_arch": [8], option: value})
+
+
 BAD_ACTION_SPACES = [
     spaces.Discrete(2),
     spaces.MultiDiscrete([2, 3]),
@@ -181,8 +188,7 @@ BAD_ACTION_SPACES = [
 ]
 
 
-@pytest.mark.lowest_sb3
-@pytest.mark.parametrize("action_space", BAD_ACTION_SPACES, ids=str)
+@pytest.mark.parametrize("action_space", BAD_ACTION_SPACES, ids=readable)
 @pytest.mark.parametrize("n_envs", [1, 2])
 def test_bad_action_space_is_refused(action_space: spaces.Space, n_envs: int) -> None:
     with pytest.raises(ValueError, match=r"^action_space=.* is not allowed, expected "):
@@ -247,7 +253,7 @@ def ends_at_three(batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("option", NO_TIMEOUTS)
 @pytest.mark.parametrize(
-    "hook", [FallPenalty(), "sb3_td3x.shaping.FallPenalty", [RewardScale(2.0), FallPenalty()]], ids=str
+    "hook", [FallPenalty(), "sb3_td3x.shaping.FallPenalty", [RewardScale(2.0), FallPenalty()]], ids=readable
 )
 def test_declared_change_of_terminations_is_refused_without_timeouts_at_construction(option: str, hook: Any) -> None:
     with pytest.raises(ValueError, match=r"^reward_shaping=.*FallPenalty.* is not allowed.*optimize_memory_usage"):
@@ -321,7 +327,7 @@ def test_replay_buffer_class_that_is_none_is_refused() -> None:
         {"buffer_size": np.int64(100), "batch_size": np.int32(4), "tau": np.float32(0.01), "gamma": np.float64(0.9)},
         {"learning_rate": np.float32(1e-3), "train_freq": np.int64(2), "policy_delay": np.uint8(2)},
     ],
-    ids=str,
+    ids=readable,
 )
 def test_edge_value_is_fine(kwargs: dict[str, Any]) -> None:
     model = make(**kwargs).learn(40)
@@ -354,7 +360,6 @@ def saved() -> bytes:
     return zip_file.getvalue()
 
 
-@pytest.mark.lowest_sb3
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_bad_value_is_refused_at_loading(saved: bytes, name: str) -> None:
     # The first value of each kind: a number out of range, NaN, another type
@@ -563,6 +568,25 @@ def test_numbers_too_large_for_the_buffer_s_float32_stop_training() -> None:
     """A VecEnv may give rewards in float64 (SubprocVecEnv does); the buffer would turn a large one into infinity."""
     model = make(Float64Rewards([lambda: Poison(CountingEnv(EPISODES), "reward", 3, 1e39)]))
     with pytest.raises(ValueError, match="The reward of env 0 is"):
+        model.learn(20)
+    finite_buffer(model, 2)
+
+
+class Float64Observations(gym.ObservationWrapper):
+    """Observations in float64; those of the third steps are too large for float32."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation.astype(np.float64) * (1e300 if observation[1] == 3 else 1)
+
+
+def test_numbers_too_large_for_the_networks_float32_stop_training() -> None:
+    """A replay buffer of float64 would hold them, and the networks would turn them into infinity."""
+    model = make(Float64Observations(CountingEnv(EPISODES)))
+    with pytest.raises(ValueError, match="The observation of env 0 is"):
         model.learn(20)
     finite_buffer(model, 2)
 

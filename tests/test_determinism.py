@@ -1,0 +1,351 @@
+"""The same seed gives the same agent, bit for bit, and global random generators are touched no more than by SB3."""
+
+import io
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import DictObs, counting_vec_env, tiny
+from stable_baselines3 import TD3
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EvalCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.utils import configure_logger, set_random_seed
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+
+from sb3_td3x import TD3X
+
+
+def pendulum() -> gym.Env:
+    return Monitor(gym.make("Pendulum-v1"))
+
+
+def pendulums(n_envs: int) -> VecEnv:
+    return DummyVecEnv([pendulum] * n_envs)
+
+
+def pendulums_in_processes(n_envs: int) -> VecEnv:
+    return SubprocVecEnv([pendulum] * n_envs, start_method="fork")
+
+
+def dict_pendulum(n_envs: int) -> VecEnv:
+    return DummyVecEnv([lambda: DictObs(pendulum())] * n_envs)
+
+
+def normal_noise() -> NormalActionNoise:
+    return NormalActionNoise(np.zeros(1), 0.3 * np.ones(1))
+
+
+def everything(model: OffPolicyAlgorithm) -> dict[str, np.ndarray]:
+    """Copies of all parameters, the optimizers' state and the contents of the buffer."""
+    found = {}
+    for name, state in model.get_parameters().items():
+        if name == "policy":
+            found.update({key: value.numpy().copy() for key, value in state.items()})
+        else:
+            found.update(
+                {
+                    f"{name} {idx} {key}": value.numpy().copy()
+                    for idx, entry in state["state"].items()
+                    for key, value in entry.items()
+                }
+            )
+    assert model.replay_buffer is not None
+    for name in ("actions", "rewards", "dones", "timeouts"):
+        found[name] = getattr(model.replay_buffer, name).copy()
+    return found
+
+
+def assert_identical(expected: dict[str, np.ndarray], actual: dict[str, np.ndarray]) -> None:
+    assert expected.keys() == actual.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(actual[key], value, err_msg=key)
+
+
+def global_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's and PyTorch's global generators, comparable by ==."""
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return {
+        "random": random.getstate(),
+        "numpy": numpy_state,
+        "torch": th.get_rng_state().tolist(),
+    }
+
+
+def trained(make_env: Callable[[int], VecEnv], n_envs: int, seed: int, callback: Any = None, **kwargs: Any) -> TD3X:
+    """100 timesteps with noise, about 80 of them with updates."""
+    policy = "MultiInputPolicy" if make_env is dict_pendulum else "MlpPolicy"
+    env = make_env(n_envs)
+    model = TD3X(policy, env, **{**tiny(seed=seed, learning_starts=20, gradient_steps=-1), **kwargs})
+    model.learn(100, callback=callback)
+    env.close()
+    return model
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "no noise": lambda: {},
+    "noise": lambda: {"action_noise": normal_noise()},
+    "correlated noise with decay": lambda: {
+        "action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1)),
+        "action_noise_decay": 0.99,
+        "action_noise_min_scale": 0.1,
+    },
+    "n-step returns": lambda: {"action_noise": normal_noise(), "n_steps": 3},
+    "shaping": lambda: {
+        "action_noise": normal_noise(),
+        "reward_shaping": [{"sb3_td3x.shaping.RewardScale": {"scale": 0.1}}],
+    },
+    "stochastic actor, three critics": lambda: {
+        "policy_kwargs": {"net_arch": [8], "stochastic_actor": True, "n_critics": 3, "layer_norm": True}
+    },
+}
+
+
+@pytest.mark.parametrize("n_envs", [1, 4])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_same_seed_same_agent(case: str, n_envs: int) -> None:
+    """Twice the same: parameters, optimizers and memory; another seed gives another agent."""
+    first, second, other = (everything(trained(pendulums, n_envs, seed, **SETTINGS[case]())) for seed in (3, 3, 4))
+    assert_identical(first, second)
+    # Not even one network's weights are the same; biases of a layer normalisation may be
+    assert not any(np.array_equal(first[key], other[key]) for key in first if key.endswith("0.weight"))
+
+
+def test_same_seed_same_agent_with_dict_observations() -> None:
+    first, second = (everything(trained(dict_pendulum, 2, 3, **SETTINGS["noise"]())) for _ in range(2))
+    assert_identical(first, second)
+
+
+def test_same_seed_same_agent_with_envs_in_processes() -> None:
+    """Which runs bit for bit like the same envs in one process."""
+    first, second, third = (
+        everything(trained(make_env, 2, 3, **SETTINGS["shaping"]()))
+        for make_env in (pendulums_in_processes, pendulums_in_processes, pendulums)
+    )
+    assert_identical(first, second)
+    assert_identical(first, third)
+
+
+def test_global_generators_may_be_in_any_state_before() -> None:
+    """The seed alone decides, not what ran before in the same process."""
+    first = everything(trained(pendulums, 1, 3, **SETTINGS["noise"]()))
+    random.random(), np.random.rand(7), th.rand(7)  # noqa: NPY002
+    assert_identical(first, everything(trained(pendulums, 1, 3, **SETTINGS["noise"]())))
+
+
+def test_evaluating_and_saving_while_training_changes_nothing(tmp_path: Path) -> None:
+    """Evaluations, checkpoints, conversions and readings of parameters draw no random numbers of the training."""
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.n_calls % 10 == 0:
+                assert isinstance(self.model, TD3X)
+                self.model.get_parameters()
+                self.model.to_sb3()
+            return True
+
+    eval_env = DummyVecEnv([pendulum])
+    callback = CallbackList(
+        [
+            EvalCallback(eval_env, n_eval_episodes=1, eval_freq=40, verbose=0, warn=False),
+            CheckpointCallback(30, str(tmp_path), save_replay_buffer=True),
+            Look(),
+        ]
+    )
+    expected = everything(trained(pendulums, 1, 3, **SETTINGS["noise"]()))
+    actual = everything(trained(pendulums, 1, 3, callback=callback, **SETTINGS["noise"]()))
+    assert len(list(tmp_path.glob("*.zip"))) == 3
+    assert_identical(expected, actual)
+
+
+# Global generators after the same run of SB3's TD3
+
+SHARED_SETTINGS: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
+    "one env": (1, lambda: {}),
+    "noise": (1, lambda: {"action_noise": normal_noise()}),
+    "four envs": (4, lambda: {"action_noise": normal_noise(), "gradient_steps": -1}),
+    "n-step returns": (1, lambda: {"action_noise": normal_noise(), "n_steps": 3}),
+    "other critics": (1, lambda: {"policy_kwargs": {"net_arch": [8], "n_critics": 3}, "policy_delay": 3}),
+    "episodes": (1, lambda: {"train_freq": (1, "episode"), "gradient_steps": 5}),
+    "no seed": (1, lambda: {"seed": None, "action_noise": normal_noise()}),
+}
+
+
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("case", SHARED_SETTINGS)
+def test_global_generators_end_where_sb3_leaves_them(case: str) -> None:
+    """Whoever draws from them next to the training gets the same numbers with TD3X as with TD3."""
+    n_envs, make_kwargs = SHARED_SETTINGS[case]
+    states = []
+    for cls in (TD3, TD3X):
+        set_random_seed(9)
+        model = cls("MlpPolicy", pendulums(n_envs), **tiny(**make_kwargs()))
+        if make_kwargs().get("seed", 0) is None:
+            model.action_space.seed(0)
+        model.learn(220 if case == "episodes" else 60)
+        states.append(global_states())
+    assert states[0] == states[1]
+
+
+def test_additions_draw_no_random_numbers() -> None:
+    """Decay, shaping, the critics' own learning rate and clipped_double_q=False leave all draws as they are."""
+    additions: dict[str, Any] = {
+        "action_noise_decay": 0.9,
+        "qf_learning_rate": "lin_1e-3",
+        "clipped_double_q": False,
+        "reward_shaping": {"sb3_td3x.shaping.RewardClip": {"low": -1, "high": 1}},
+    }
+    states = []
+    for kwargs in ({}, additions):
+        TD3X("MlpPolicy", pendulums(1), **tiny(action_noise=normal_noise(), **kwargs)).learn(50)
+        states.append(global_states())
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_predict_and_save_draw_no_random_numbers(stochastic: bool) -> None:
+    """Only samples of a stochastic actor are random: its evaluation, and all of a deterministic one, are not."""
+    model = TD3X(
+        "MlpPolicy",
+        counting_vec_env(1),
+        **tiny(
+            action_noise=None if stochastic else normal_noise(),
+            policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
+        ),
+    )
+    model.learn(20)
+    before = global_states()
+    obs = np.ones((3, 2), np.float32)
+    first, _ = model.predict(obs, deterministic=True)
+    second, _ = model.predict(obs, deterministic=True)
+    np.testing.assert_array_equal(first, second)
+    if not stochastic:
+        np.testing.assert_array_equal(model.predict(obs, deterministic=False)[0], first)
+    model.save(io.BytesIO())
+    model.save_replay_buffer(io.BytesIO())
+    model.set_parameters(model.get_parameters())
+    assert global_states() == before
+
+
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("seed", [None, 0])
+def test_load_draws_what_sb3_draws(seed: int | None) -> None:
+    """SB3's ``load`` seeds the generators anew, if the agent has a seed, and draws initial weights: no more here."""
+    states = []
+    for cls in (TD3, TD3X):
+        zip_file = io.BytesIO()
+        cls("MlpPolicy", counting_vec_env(1), **tiny(seed=seed)).save(zip_file)
+        for env in (None, counting_vec_env(2)):
+            zip_file.seek(0)
+            set_random_seed(5)
+            loaded = cls.load(zip_file, env=env, device="cpu")
+            loaded.predict(np.ones(2, np.float32))
+            states.append(global_states())
+    assert states[:2] == states[2:]
+
+
+def test_conversion_to_sb3_draws_nothing_and_seeds_nothing() -> None:
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+    model.learn(10)
+    th.rand(3)
+    before = global_states()
+    model.to_sb3()
+    assert global_states() == before
+
+
+# What must not change the updates that follow
+
+
+def ready_to_train() -> TD3X:
+    """An agent in the middle of its training, after an odd number of updates."""
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+    model.learn(30)
+    model.set_logger(configure_logger(verbose=0))
+    assert model._n_updates % 2 == 1
+    return model
+
+
+def after_more_updates(model: TD3X) -> dict[str, np.ndarray]:
+    set_random_seed(2)
+    model.train(gradient_steps=7, batch_size=8)
+    return everything(model)
+
+
+def test_saving_and_loading_changes_no_later_update() -> None:
+    """Moments of the optimizers, the delay and the targets go on from where they were."""
+    expected = after_more_updates(ready_to_train())
+    model = ready_to_train()
+    zip_file = io.BytesIO()
+    model.save(zip_file)
+    zip_file.seek(0)
+    loaded = TD3X.load(zip_file, env=counting_vec_env(1), device="cpu")
+    loaded.replay_buffer = model.replay_buffer
+    loaded.set_logger(configure_logger(verbose=0))
+    assert_identical(expected, after_more_updates(loaded))
+
+
+@pytest.mark.parametrize("way", ["to_sb3", "set_parameters"])
+def test_training_a_copy_leaves_the_agent_as_it_is(way: str) -> None:
+    """The copy must not share memory with the agent: neither weights nor the optimizers' moments."""
+    expected = after_more_updates(ready_to_train())
+    model = ready_to_train()
+    before = everything(model)
+    copy: TD3 | TD3X
+    if way == "to_sb3":
+        copy = model.to_sb3()
+    else:
+        copy = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+        copy.set_parameters(model.get_parameters())
+    copy.replay_buffer = model.replay_buffer
+    copy.set_logger(configure_logger(verbose=0))
+    copy.train(gradient_steps=5, batch_size=8)
+    assert_identical(before, everything(model))
+    assert_identical(expected, after_more_updates(model))
+
+
+# The import
+
+IMPORT_SCRIPT = """
+import hashlib, random, sys
+import numpy as np
+import torch as th
+from stable_baselines3 import TD3
+from stable_baselines3.common.noise import NormalActionNoise
+
+th.set_num_threads(1)
+
+def states():
+    return repr((random.getstate(), np.random.get_state(), th.get_rng_state().tolist()))
+
+def result():
+    model = TD3("MlpPolicy", "Pendulum-v1", seed=3, learning_starts=20, batch_size=8, buffer_size=500, device="cpu",
+                policy_kwargs=dict(net_arch=[8]), action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)))
+    model.learn(80)
+    weights = b"".join(value.numpy().tobytes() for value in model.policy.state_dict().values())
+    return hashlib.sha256(weights).hexdigest()
+
+before = result()
+assert "sb3_td3x" not in sys.modules
+state = states()
+settings = th.get_default_dtype(), th.get_num_threads(), th.are_deterministic_algorithms_enabled()
+import sb3_td3x
+assert states() == state, "random state"
+assert (th.get_default_dtype(), th.get_num_threads(), th.are_deterministic_algorithms_enabled()) == settings
+assert result() == before, "TD3 learns something else"
+print("unchanged")
+"""
+
+
+def test_importing_the_package_changes_nothing_for_sb3() -> None:
+    """No random state, no setting of PyTorch, no result of SB3's own TD3."""
+    process = subprocess.run([sys.executable, "-c", IMPORT_SCRIPT], capture_output=True, text=True, check=False)
+    assert process.stdout.split() == ["unchanged"], process.stderr
