@@ -5,6 +5,7 @@ import json
 import pathlib
 import pickle
 import zipfile
+import zlib
 from typing import Any
 
 import torch as th
@@ -14,6 +15,9 @@ from stable_baselines3.common.type_aliases import TensorDict
 # What tells a zip of the TD3 family from one of another algorithm
 _HYPERPARAMETERS = ("policy_delay", "target_policy_noise", "target_noise_clip")
 _STATE_DICTS = ("policy.pth", "actor.optimizer.pth", "critic.optimizer.pth")
+
+# What reading a damaged file may raise
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, pickle.UnpicklingError, RuntimeError, ValueError)
 
 SavePath = str | pathlib.Path | io.BufferedIOBase
 
@@ -39,8 +43,10 @@ def read_zip(
         data, params, _ = load_from_zip_file(
             path, device=device, custom_objects=custom_objects, print_system_info=print_system_info
         )
-    except (zipfile.BadZipFile, EOFError, KeyError, pickle.UnpicklingError, RuntimeError, ValueError) as error:
-        raise ValueError(f"{_name(path)} is damaged: {error}") from None
+    except _DAMAGE as error:
+        # SB3's own error hides the cause; PyTorch's has many lines
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(f"{_name(path)} is damaged: {reason}") from None
     assert data is not None
     return data, params
 
@@ -54,17 +60,16 @@ def _check_zip(path: SavePath) -> None:
         with zipfile.ZipFile(file) as archive:
             members = archive.namelist()
             attributes = json.loads(archive.read("data")) if "data" in members else {}
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+    except (*_DAMAGE, OSError) as error:
         raise ValueError(f"{_name(path)} is no agent's zip file, or is cut short or damaged: {error}") from None
     finally:
         if isinstance(path, (str, pathlib.Path)):
             file.close()
         else:
             file.seek(0)
-    if not attributes or "policy_class" not in attributes:
+    if not isinstance(attributes, dict) or "policy_class" not in attributes:
         raise ValueError(f"{_name(path)} is a zip file but no agent saved by Stable-Baselines3")
     absent = [name for name in _HYPERPARAMETERS if name not in attributes]
-    absent += [name for name in _STATE_DICTS if name not in members]
     if absent:
         policy_class = attributes["policy_class"]
         module = policy_class.get("__module__", "unknown") if isinstance(policy_class, dict) else policy_class
@@ -72,6 +77,9 @@ def _check_zip(path: SavePath) -> None:
             f"{_name(path)} was saved by another algorithm (policy from {module}, without {', '.join(absent)}): "
             "TD3X loads agents of TD3X, TD3 and DDPG"
         )
+    absent = [name for name in _STATE_DICTS if name not in members]
+    if absent:
+        raise ValueError(f"{_name(path)} is not whole, it lacks {', '.join(absent)}")
 
 
 def _name(path: SavePath) -> str:

@@ -19,7 +19,7 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x.validation import check_integer
+from sb3_td3x.validation import check_bool, check_integer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -341,7 +341,20 @@ def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
                 for key, value in entry.items()
             }
     (group,) = own["param_groups"]
-    return {"state": state, "param_groups": [{**group, "params": list(range(len(order)))}]}
+    # A copy: each critic counts its own steps
+    return {"state": copy_state(state), "param_groups": [{**group, "params": list(range(len(order)))}]}
+
+
+def copy_state(value: Any) -> Any:
+    """
+    :param value: an optimizer's state: dictionaries and lists of tensors and numbers
+    :return: a deep copy, in which no tensor is shared between entries
+    """
+    if isinstance(value, dict):
+        return {key: copy_state(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [copy_state(entry) for entry in value]
+    return value.clone() if th.is_tensor(value) else value
 
 
 def own_optimizer_state(critic: CriticEnsemble, sb3_state: dict[str, Any]) -> dict[str, Any]:
@@ -486,10 +499,10 @@ class TD3XPolicy(TD3Policy):
     ):
         n_critics = check_integer("n_critics", n_critics, low=1)
         # Set before the parent's constructor, which builds the networks
-        self.layer_norm = layer_norm
-        self.actor_layer_norm = actor_layer_norm
+        self.layer_norm = check_bool("layer_norm", layer_norm)
+        self.actor_layer_norm = check_bool("actor_layer_norm", actor_layer_norm)
         self.critic_activation_fn = _activation("critic_activation_fn", critic_activation_fn)
-        self.stochastic_actor = stochastic_actor
+        self.stochastic_actor = check_bool("stochastic_actor", stochastic_actor)
         super().__init__(
             observation_space,
             action_space,

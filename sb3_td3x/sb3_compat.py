@@ -6,13 +6,14 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch as th
-from stable_baselines3 import TD3
+from gymnasium import spaces
+from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env.patch_gym import _convert_space
 from stable_baselines3.td3 import policies as sb3_policies
 
-from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy
+from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, copy_state
 
 if TYPE_CHECKING:
     from sb3_td3x.td3x import TD3X
@@ -94,6 +95,8 @@ def to_sb3(model: "TD3X") -> TD3:
         if model.policy_kwargs.get(option):
             value = model.policy_kwargs[option]
             raise ValueError(f"policy_kwargs with {option}={value!r} are not allowed, SB3's TD3 has no such option")
+    if issubclass(model.policy_class, TD3XPolicy) and model.policy_class not in _SB3_POLICIES:
+        raise ValueError(f"policy={model.policy_class.__name__} is not allowed, SB3's TD3 has no such policy")
     for name, default in _OWN_ARGUMENTS.items():
         if getattr(model, name) != default:
             warnings.warn(
@@ -112,9 +115,13 @@ def to_sb3(model: "TD3X") -> TD3:
     # Without its seed, since a conversion must not reset the global random generators
     sb3_model.__dict__.update(state, policy_kwargs=policy_kwargs, learning_rate=model.lr_schedule, seed=None)
     sb3_model.env, sb3_model._vec_normalize_env = model.env, model._vec_normalize_env
+    needs_env = sb3_model.replay_buffer_class is not None and issubclass(sb3_model.replay_buffer_class, HerReplayBuffer)
+    if needs_env and model.env is None:
+        # HER's buffer is made from the env, so this agent can only play; `TD3.load(..., env=env)` makes one that trains
+        sb3_model.replay_buffer = ReplayBuffer(1, spaces.Box(0, 1), model.action_space)
     # The initial weights are drawn only to be replaced
     with th.random.fork_rng(devices=[]):
         sb3_model._setup_model()
     sb3_model.seed = model.seed
-    sb3_model.set_parameters(model.get_parameters(), device=model.device)  # type: ignore[arg-type]
+    sb3_model.set_parameters(copy_state(model.get_parameters()), device=model.device)
     return sb3_model

@@ -1,5 +1,6 @@
 """Learning rate schedules from what a user writes: numbers, functions, and strings in YAML."""
 
+import re
 from collections.abc import Callable
 
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
@@ -16,18 +17,30 @@ def make_schedule(name: str, value: float | str | Callable[[float], float]) -> F
     :raises ValueError: the value, or that of the function at the start, is no learning rate
     """
     if isinstance(value, str):
-        kind, _, start = value.partition("_")
-        try:
-            initial_value = float(start)
-        except ValueError:
-            kind = ""
-        if kind != "lin":
+        match = re.fullmatch(r"lin_([0-9.]+(?:e[+-]?[0-9]+)?)", value)
+        if match is None:
             raise ValueError(
-                f"{name}={value!r} is not allowed, expected a number, a function or a string such as 'lin_7e-4'"
+                f"{name}={value!r} is not allowed, expected a number (in YAML 1.0e-3, since 1e-3 is a string there), "
+                "a function or a string such as 'lin_7e-4'"
             )
-        return FloatSchedule(LinearSchedule(check_number(name, initial_value, 0), 0.0, 1.0))
+        return FloatSchedule(LinearSchedule(check_number(name, float(match[1]), 0), 0.0, 1.0))
     if not callable(value):
         return FloatSchedule(check_number(name, value, 0))
     schedule = FloatSchedule(value)
-    check_number(f"{name}(1.0)", schedule(1.0), 0)
+    learning_rate_at(name, schedule, 1.0)
     return schedule
+
+
+def learning_rate_at(name: str, schedule: Callable[[float], float], progress_remaining: float) -> float:
+    """
+    :param name: name of the argument, for the error
+    :param schedule: the schedule
+    :param progress_remaining: from 1 to 0
+    :return: its value then
+    :raises ValueError: that is no learning rate
+    """
+    try:
+        value = schedule(progress_remaining)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} at progress {progress_remaining:g} is no number: {error}") from error
+    return check_number(f"{name} at progress {progress_remaining:g}", value, 0)

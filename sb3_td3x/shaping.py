@@ -16,6 +16,7 @@ import inspect
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -257,7 +258,7 @@ def shape(hook: RewardShaping, batch: ShapingBatch) -> tuple[np.ndarray, np.ndar
             next_observations=_read_only(batch.next_observations),
             terminations=_read_only(batch.terminations),
             truncations=_read_only(batch.truncations),
-            infos=[dict(info) for info in batch.infos],
+            infos=deepcopy(list(batch.infos)),
         )
     )
     if not isinstance(result, tuple | list) or len(result) != 2:

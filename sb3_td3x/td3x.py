@@ -39,11 +39,12 @@ from sb3_td3x.policies import (
     MlpPolicy,
     MultiInputPolicy,
     TD3XPolicy,
+    copy_state,
     own_optimizer_state,
     sb3_optimizer_state,
     with_own_kernels,
 )
-from sb3_td3x.schedules import make_schedule
+from sb3_td3x.schedules import learning_rate_at, make_schedule
 from sb3_td3x.shaping import RewardShaping, ShapingBatch, make_reward_shaping, shape
 from sb3_td3x.validation import (
     check_action_noise,
@@ -57,6 +58,8 @@ from sb3_td3x.validation import (
 )
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
+
+_NOT_TO_CHANGE_AT_LOADING = {"self", "policy", "_init_setup_model"}
 
 # The update, as functions of tensors. b = batch size, n = number of critics, d = dimension of the action
 
@@ -236,6 +239,8 @@ class TD3X(OffPolicyAlgorithm):
         if env is not None:
             env = maybe_make_env(env, verbose)
             check_action_space(env.action_space)
+        elif _init_setup_model:
+            raise ValueError("env=None is not allowed, expected an env or the id of one")
         super().__init__(
             policy if isinstance(policy, str) else sb3_compat.OWN_POLICIES.get(policy, policy),
             env,  # type: ignore[arg-type]
@@ -292,10 +297,7 @@ class TD3X(OffPolicyAlgorithm):
         """
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
-        self._update_learning_rate([self.actor.optimizer])
-        qf_learning_rate = self.qf_lr_schedule(self._current_progress_remaining)
-        update_learning_rate(self.critic.optimizer, qf_learning_rate)
-
+        self._update_learning_rates()
         critic_losses, actor_losses, q_means = [], [], []
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
@@ -310,12 +312,23 @@ class TD3X(OffPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
             self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
-        self.logger.record("train/qf_learning_rate", qf_learning_rate)
         # Read after all updates, so that none of them waits for a GPU
         self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
         self.logger.record("train/q_mean", th.stack(q_means).mean().item())
         if actor_losses:
             self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
+
+    def _update_learning_rates(self) -> None:
+        """Set the learning rates to their schedules' values."""
+        # The last rollout may end after the last timestep
+        progress_remaining = max(self._current_progress_remaining, 0.0)
+        for name, schedule, network in (
+            ("learning_rate", self.lr_schedule, self.actor),
+            ("qf_learning_rate", self.qf_lr_schedule, self.critic),
+        ):
+            learning_rate = learning_rate_at(name, schedule, progress_remaining)
+            update_learning_rate(network.optimizer, learning_rate)
+            self.logger.record(f"train/{name}", learning_rate)
 
     def _update_critics(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -415,10 +428,10 @@ class TD3X(OffPolicyAlgorithm):
         else:
             self._last_original_obs, original_obs = self._last_obs, new_obs
 
+        if dones.any():
+            check_finite("observation after the reset", original_obs, self.num_timesteps, np.flatnonzero(dones))
         next_obs = self._last_of_episode(original_obs, dones, infos)
         check_finite("observation", next_obs, self.num_timesteps)
-        if next_obs is not original_obs:
-            check_finite("observation after the reset", original_obs, self.num_timesteps)
         check_finite("reward", reward, self.num_timesteps)
         if self._shaping is not None:
             reward, dones, infos = self._shape(self._shaping, buffer_action, next_obs, reward, dones, infos)
@@ -543,7 +556,7 @@ class TD3X(OffPolicyAlgorithm):
         if self._shaping is None:
             self._setup_shaping()
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
-        first_obs: Any = self._last_obs if self._last_original_obs is None else self._last_original_obs
+        first_obs: Any = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         check_finite("observation after the reset", first_obs, self.num_timesteps)
         return total_timesteps, callback
 
@@ -600,19 +613,27 @@ class TD3X(OffPolicyAlgorithm):
         self.train_freq = check_train_freq("train_freq", self.train_freq, self.n_envs)  # type: ignore[assignment]
         if self.action_noise is not None:
             check_action_noise("action_noise", self.action_noise, self.action_space)
-        self._check_n_steps()
+        self._check_replay_buffer()
 
-    def _check_n_steps(self) -> None:
-        """Check which n-step returns the replay buffer can give."""
+    def _check_replay_buffer(self) -> None:
+        """Check that there is a replay buffer with all the options."""
+        buffer_class = self.replay_buffer_class
+        if buffer_class is not None and not (isinstance(buffer_class, type) and issubclass(buffer_class, ReplayBuffer)):
+            raise ValueError(
+                f"replay_buffer_class={buffer_class!r} is not allowed, expected a ReplayBuffer class or None"
+            )
+        has_dict_obs = isinstance(self.observation_space, spaces.Dict)
+        if self.optimize_memory_usage and has_dict_obs:
+            raise ValueError("optimize_memory_usage=True is not allowed with Dict observations, expected False")
         if self.n_steps == 1:
             return
-        if self.replay_buffer_class is not None:
+        if buffer_class is not None:
             warnings.warn(
-                f"n_steps={self.n_steps} is not used: replay_buffer_class={self.replay_buffer_class.__name__} "
+                f"n_steps={self.n_steps} is not used: replay_buffer_class={buffer_class.__name__} "
                 "decides on returns; configure it by replay_buffer_kwargs",
                 stacklevel=2,
             )
-        elif isinstance(self.observation_space, spaces.Dict):
+        elif has_dict_obs:
             raise ValueError(f"n_steps={self.n_steps} is not allowed with Dict observations, expected 1")
         elif self.optimize_memory_usage:
             raise ValueError(f"n_steps={self.n_steps} is not allowed with optimize_memory_usage=True, expected 1")
@@ -625,6 +646,9 @@ class TD3X(OffPolicyAlgorithm):
         self._shaping = make_reward_shaping(self.reward_shaping)
         if self._shaping is None:
             return
+        if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
+            # SB3's zip takes a dictionary with names as keys only
+            self.reward_shaping = self._shaping
         if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, HerReplayBuffer):
             raise ValueError(
                 f"reward_shaping={self.reward_shaping!r} is not allowed with {self.replay_buffer_class.__name__}, "
@@ -719,7 +743,9 @@ class TD3X(OffPolicyAlgorithm):
             get_system_info()
         data, params = read_zip(path, device, custom_objects, print_system_info)
         data = sb3_compat.to_own_attributes(data)
-        check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *data} - {"self"})
+        check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *data} - _NOT_TO_CHANGE_AT_LOADING)
+        if "stats_window_size" in kwargs:
+            kwargs["_stats_window_size"] = kwargs.pop("stats_window_size")
         if kwargs.get("policy_kwargs", data["policy_kwargs"]) != data["policy_kwargs"]:
             raise ValueError(
                 f"policy_kwargs={kwargs['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
@@ -786,7 +812,8 @@ class TD3X(OffPolicyAlgorithm):
             params["critic.optimizer"] = own_optimizer_state(self.critic, params["critic.optimizer"])
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
             if name in params:
-                params[name] = with_own_kernels(network.optimizer, params[name])
+                # A copy: optimizers that share their state would count each other's steps
+                params[name] = copy_state(with_own_kernels(network.optimizer, params[name]))
         super().set_parameters(params, exact_match=exact_match, device=device)
 
     def _excluded_save_params(self) -> list[str]:

@@ -134,21 +134,32 @@ def check_known(function: str, arguments: Iterable[str], known: set[str]) -> Non
             raise ValueError(f"{name} is no argument of {function}(){suggestion}")
 
 
-def check_finite(quantity: str, values: np.ndarray | dict[str, np.ndarray], timestep: int) -> None:
+def check_finite(
+    quantity: str, values: np.ndarray | dict[str, np.ndarray], timestep: int, envs: np.ndarray | None = None
+) -> None:
     """
-    Stop at NaN and infinity before they enter the replay buffer, where they would turn the networks into NaN.
+    Stop at NaN, infinity and what is infinite in float32 before they enter the replay buffer,
+    where they would turn the networks into NaN.
 
     :param quantity: what the values are, for the error
     :param values: one entry for each env, (n_envs, ...), or a dictionary of such
     :param timestep: number of env timesteps so far, for the error
+    :param envs: indices of the envs to look at; None: all
     """
     if isinstance(values, dict):
         for key, entry in values.items():
-            check_finite(f"{quantity}[{key!r}]", entry, timestep)
-    elif values.dtype.kind == "f" and not np.isfinite(values).all():
-        where = tuple(int(idx) for idx in np.argwhere(~np.isfinite(values))[0])
-        index = f" at index {list(where[1:])}" if len(where) > 1 else ""
+            check_finite(f"{quantity}[{key!r}]", entry, timestep, envs)
+        return
+    if values.dtype.kind != "f":
+        return
+    looked_at = values if envs is None else values[envs]
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(looked_at.astype(np.float32, copy=False))
+    if not finite.all():
+        row, *rest = (int(idx) for idx in np.argwhere(~finite)[0])
+        env_idx = row if envs is None else int(envs[row])
+        index = f" at index {rest}" if rest else ""
         raise ValueError(
-            f"The {quantity} of env {where[0]} is {values[where]}{index} at timestep {timestep}: "
+            f"The {quantity} of env {env_idx} is {looked_at[row][tuple(rest)]}{index} at timestep {timestep}: "
             "training stops before it enters the replay buffer"
         )

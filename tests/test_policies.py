@@ -529,11 +529,11 @@ def test_stochastic_actor_is_sampled_in_the_rollout_and_its_mean_evaluated() -> 
             parameter.zero_()
         model.actor.mu.bias.fill_(0.5)  # type: ignore[operator]
         model.actor.log_std.bias.fill_(-1.0)  # type: ignore[union-attr, operator]
-    model.learn(1500)
+    model.learn(600)
     # a = tanh(u), u ~ N(0.5, 1/e)
     unsquashed = np.arctanh(np.clip(actions, -0.999999, 0.999999))
-    assert np.mean(unsquashed) == pytest.approx(0.5, abs=0.04)
-    assert np.std(unsquashed) == pytest.approx(np.exp(-1), rel=0.08)
+    assert np.mean(unsquashed) == pytest.approx(0.5, abs=0.07)
+    assert np.std(unsquashed) == pytest.approx(np.exp(-1), rel=0.12)
     obs = np.zeros((3, 2), np.float32)
     np.testing.assert_allclose(model.predict(obs, deterministic=True)[0], np.tanh(0.5), rtol=1e-6)
     assert len(np.unique(model.predict(obs, deterministic=False)[0])) == 3

@@ -22,7 +22,6 @@ OVERRIDDEN = {
 # Private methods of SB3 that TD3X calls
 CALLED = {
     "_convert_train_freq": [],
-    "_update_learning_rate": ["optimizers"],
     "_wrap_env": ["env", "verbose", "monitor_wrapper"],
 }
 # The same for the policy

@@ -21,6 +21,7 @@ import torch as th
 import yaml
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
@@ -43,6 +44,8 @@ ADDITIONS = (
 DEFAULT = yaml.safe_load(hyperparams_path("td3x").read_text())[ENV]
 # Steps of the agent that most tests share, and of the run that goes on from it
 STEPS, MORE_STEPS = 420, 220
+# Seconds for one command; most take some five, many times that on a machine at work
+TIMEOUT = 400
 
 # Three commands in one process: most of their time is taken by imports
 PLOT = """
@@ -110,7 +113,7 @@ def run_python(folder: Path, *arguments: str, **variables: str) -> subprocess.Co
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TIMEOUT,
     )
 
 
@@ -280,7 +283,8 @@ class TestPlaying:
         assert {path.name for path in normalized.path.glob("*.csv")} == {"0.monitor.csv", "1.monitor.csv"}
         with (normalized.path / ENV / "vecnormalize.pkl").open("rb") as file:
             statistics: VecNormalize = pickle.load(file)
-        assert statistics.obs_rms.count == pytest.approx(STEPS + 2)  # type: ignore[union-attr]
+        assert isinstance(statistics.obs_rms, RunningMeanStd)
+        assert statistics.obs_rms.count == pytest.approx(STEPS + 2)  # two after the reset
         assert statistics.gamma == DEFAULT["gamma"]
 
         arguments = (*agent(), "-f", "logs", "--no-render", "-n", "50", "-P", "--n-envs", "2")
@@ -395,7 +399,7 @@ def test_bad_value_stops_with_one_clear_line(param: str, last_line: str, tmp_pat
 
 
 def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> None:
-    """Document 002's settings, and Ctrl-C after its first episodes."""
+    """Document 002's settings, and Ctrl-C after its first episode."""
     conf_file = str(hyperparams_path("documents"))
     monitor = tmp_path / f"logs/td3x/{ENV}_1/0.monitor.csv"
     with (tmp_path / "output.txt").open("w+") as output:
@@ -409,14 +413,14 @@ def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> Non
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + TIMEOUT
             # Two lines of header, one line an episode
-            while not monitor.exists() or len(monitor.read_text().splitlines()) < 4:
+            while not monitor.exists() or len(monitor.read_text().splitlines()) < 3:
                 assert process.poll() is None, (tmp_path / "output.txt").read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             process.send_signal(signal.SIGINT)
-            returncode = process.wait(timeout=60)
+            returncode = process.wait(timeout=TIMEOUT)
         finally:
             process.kill()
             process.wait()
@@ -427,7 +431,7 @@ def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> Non
 
     model = TD3X.load(monitor.parent / f"{ENV}.zip", device="cpu")
     assert model.policy_kwargs == {"net_arch": [256]}
-    assert model.num_timesteps >= 400
+    assert model.num_timesteps >= 200
     assert model.num_timesteps - LEARNING_STARTS - 1 <= model._n_updates <= model.num_timesteps - LEARNING_STARTS
     assert model.predict(np.zeros(3, np.float32))[0].shape == (1,)
 

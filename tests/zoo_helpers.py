@@ -9,12 +9,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-GOAL_ENV = "TD3XGoal-v0"
-IMAGE_ENV = "TD3XImage-v0"
 EPISODE_LENGTH = 20
 
 
-class GoalEnv(gym.Env[dict[str, np.ndarray], np.ndarray]):
+class GoalEnv(gym.Env[Any, np.ndarray]):
     """A point in a square that has to come close to a goal; reward 0 there and -1 elsewhere."""
 
     def __init__(self) -> None:
@@ -35,7 +33,8 @@ class GoalEnv(gym.Env[dict[str, np.ndarray], np.ndarray]):
         return self._obs(), {}
 
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
-        return -(np.linalg.norm(achieved_goal - desired_goal, axis=-1) > 0.3).astype(np.float32)
+        distance = np.linalg.norm(achieved_goal - desired_goal, axis=-1)
+        return np.where(distance > 0.3, -1, 0).astype(np.float32)
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         self.point = np.clip(self.point + 0.2 * action, -1, 1).astype(np.float32)
@@ -63,5 +62,5 @@ class ImageEnv(gym.Env[np.ndarray, np.ndarray]):
         return self._obs(), 1.0, False, False, {}
 
 
-gym.register(GOAL_ENV, GoalEnv, max_episode_steps=EPISODE_LENGTH)
-gym.register(IMAGE_ENV, ImageEnv, max_episode_steps=EPISODE_LENGTH)
+gym.register("TD3XGoal-v0", f"{__name__}:GoalEnv", max_episode_steps=EPISODE_LENGTH)
+gym.register("TD3XImage-v0", f"{__name__}:ImageEnv", max_episode_steps=EPISODE_LENGTH)
