@@ -44,8 +44,8 @@ def read_zip(
             path, device=device, custom_objects=custom_objects, print_system_info=print_system_info
         )
     except _DAMAGE as error:
-        # SB3's own error hides the cause; PyTorch's has many lines
-        reason = str(error.__cause__ or error).partition("\n")[0]
+        # SB3's own error hides the cause; PyTorch's has many sentences
+        reason = str(error.__cause__ or error).partition("\n")[0].partition(". ")[0]
         raise ValueError(f"{_name(path)} is damaged: {reason}") from None
     assert data is not None
     return data, params
@@ -79,7 +79,7 @@ def _check_zip(path: SavePath) -> None:
         )
     absent = [name for name in _STATE_DICTS if name not in members]
     if absent:
-        raise ValueError(f"{_name(path)} is not whole, it lacks {', '.join(absent)}")
+        raise ValueError(f"{_name(path)} is no whole agent, it lacks {', '.join(absent)}")
 
 
 def _name(path: SavePath) -> str:

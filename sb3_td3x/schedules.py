@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
@@ -39,8 +40,9 @@ def learning_rate_at(name: str, schedule: Callable[[float], float], progress_rem
     :return: its value then
     :raises ValueError: that is no learning rate
     """
+    value: Any
     try:
         value = schedule(progress_remaining)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} at progress {progress_remaining:g} is no number: {error}") from error
+        value = error
     return check_number(f"{name} at progress {progress_remaining:g}", value, 0)
