@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import runpy
 import sys
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def run_zoo(args: argparse.Namespace) -> int:
     :return: exit code
     """
     autoload.install(force=True)
+    # For the commands that the zoo's record_training starts
+    os.environ.pop(autoload.ENVIRONMENT_VARIABLE, None)
     names = zoo_commands()
     if args.name not in names:
         closest = difflib.get_close_matches(args.name, names, n=1)

@@ -313,8 +313,9 @@ class TD3X(OffPolicyAlgorithm):
         if self._rollout_timesteps > 0:
             self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
         # Read after all updates, so that none of them waits for a GPU
-        self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
-        self.logger.record("train/q_mean", th.stack(q_means).mean().item())
+        if critic_losses:
+            self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
+            self.logger.record("train/q_mean", th.stack(q_means).mean().item())
         if actor_losses:
             self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
 
@@ -557,6 +558,11 @@ class TD3X(OffPolicyAlgorithm):
             self._setup_shaping()
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
         first_obs: Any = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
+        if isinstance(first_obs, np.ndarray) and first_obs.shape[1:] != self.observation_space.shape:
+            raise ValueError(
+                "no wrapper that changes observations is allowed around VecNormalize, such as frame stacking: "
+                f"it has observations of shape {first_obs.shape[1:]}, the agent {self.observation_space.shape}"
+            )
         check_finite("observation after the reset", first_obs, self.num_timesteps)
         return total_timesteps, callback
 
@@ -711,6 +717,31 @@ class TD3X(OffPolicyAlgorithm):
         )
 
     # Saving and loading
+
+    def load_replay_buffer(self, path: SavePath, truncate_last_traj: bool = True) -> None:
+        """
+        Load a replay buffer from a pickle file.
+
+        :param path: Path to the pickled replay buffer.
+        :param truncate_last_traj: When using ``HerReplayBuffer``, whether the last trajectory is taken as finished
+        :raises ValueError: the transitions are not those of this agent's envs, or for other n-step returns
+        """
+        own_buffer = self._replay_buffer
+        super().load_replay_buffer(path, truncate_last_traj)
+        expected = {
+            "n_envs": self.n_envs,
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+        }
+        if self.replay_buffer_class is None:
+            expected["n_steps"] = self.n_steps
+            if self.n_steps > 1:
+                expected["gamma"] = self.gamma
+        for name, value in expected.items():
+            loaded = getattr(self.replay_buffer, name, 1 if name == "n_steps" else value)
+            if loaded != value:
+                self.replay_buffer = own_buffer
+                raise ValueError(f"The replay buffer in {path} has {name}={loaded}, expected {value}")
 
     @classmethod
     def load(

@@ -21,7 +21,7 @@ from stable_baselines3.common.noise import (
     OrnsteinUhlenbeckActionNoise,
     VectorizedActionNoise,
 )
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.shaping import FallPenalty, RewardScale, ShapingBatch
@@ -81,6 +81,13 @@ def test_bad_value_is_refused_with_its_name_value_and_what_is_allowed(name: str)
 def test_bad_schedule_is_refused_with_the_argument_s_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}\b.* is not allowed, expected "):
         make(**{name: value})
+
+
+def test_frame_stack_around_vec_normalize_is_refused() -> None:
+    """SB3 would fail later, in the middle of its replay buffer."""
+    env = VecFrameStack(VecNormalize(DummyVecEnv([CountingEnv])), n_stack=2)
+    with pytest.raises(ValueError, match=r"VecNormalize.*frame stacking.*\(2,\).*\(4,\)"):
+        make(env=env).learn(10)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "qf_learning_rate"])

@@ -629,6 +629,27 @@ def test_replay_buffer_of_sb3_is_used(tmp_path: pathlib.Path) -> None:
     assert model.learn(10).replay_buffer.pos == 30
 
 
+@pytest.mark.parametrize(
+    ("saved", "wanted", "message"),
+    [
+        ({}, {"n_steps": 3}, "n_steps=1, expected 3"),
+        ({"n_steps": 3}, {}, "n_steps=3, expected 1"),
+        ({"n_steps": 3}, {"n_steps": 3, "gamma": 0.5}, "gamma=0.99, expected 0.5"),
+        ({"env": counting_vec_env(2)}, {}, "n_envs=2, expected 1"),
+    ],
+)
+def test_replay_buffer_of_another_kind_is_refused(
+    tmp_path: pathlib.Path, saved: dict[str, Any], wanted: dict[str, Any], message: str
+) -> None:
+    """Else training would go on with the wrong returns, or fail in the middle; the own buffer stays."""
+    make(**saved).learn(20).save_replay_buffer(tmp_path / "buffer.pkl")
+    model = make(**wanted).learn(10)
+    with pytest.raises(ValueError, match=message):
+        model.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert model.replay_buffer.pos == 10
+    model.learn(10)
+
+
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (4, 2), (3, 3)])
 @pytest.mark.parametrize("algorithm", [TD3X, TD3])
