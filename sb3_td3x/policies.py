@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.policies import BaseModel, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -29,6 +31,21 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
+}
+
+# What can be computed for all critics at once: activations that look at one number at a time, and optimizers that do
+_ELEMENTWISE_ACTIVATIONS = {*ACTIVATIONS.values(), nn.CELU, nn.Hardtanh, nn.Identity, nn.SELU, nn.Sigmoid, nn.Softplus}
+_ELEMENTWISE_OPTIMIZERS = {
+    th.optim.Adadelta,
+    th.optim.Adagrad,
+    th.optim.Adam,
+    th.optim.Adamax,
+    th.optim.AdamW,
+    th.optim.NAdam,
+    th.optim.RAdam,
+    th.optim.RMSprop,
+    th.optim.SGD,
+    RMSpropTFLike,
 }
 
 # Which kernel an optimizer runs on is a matter of the machine, not of the saved agent
@@ -91,33 +108,6 @@ class StackedLayerNorm(nn.Module):
         return nn.functional.layer_norm(x, x.shape[-1:], self.weight[0], self.bias[0], self.eps)
 
 
-class PerCritic(nn.Module):
-    """
-    A layer with parameters of its own in each critic and no batched form here, such as ``nn.PReLU``.
-
-    :param layers: the same layer of each critic, in the critics' order
-    """
-
-    def __init__(self, layers: list[nn.Module]):
-        super().__init__()
-        self.critics = nn.ModuleList(layers)
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        """
-        :param x: inputs, (n_critics, batch, features)
-        :return: outputs, (n_critics, batch, features)
-        """
-        return th.stack([layer(x[idx]) for idx, layer in enumerate(self.critics)])
-
-    def first(self, x: th.Tensor) -> th.Tensor:
-        """
-        :param x: inputs of the first critic, (batch, features)
-        :return: outputs of the first critic, (batch, features)
-        """
-        first: th.Tensor = self.critics[0](x)
-        return first
-
-
 class Elementwise(nn.Module):
     """
     An activation without parameters: the same for all critics.
@@ -140,10 +130,7 @@ class Elementwise(nn.Module):
     first = forward
 
 
-StackedLayer = StackedLinear | StackedLayerNorm | PerCritic | Elementwise
-
-
-def _stack(layers: list[Any]) -> StackedLayer:
+def _stack(layers: list[Any]) -> StackedLinear | StackedLayerNorm | Elementwise:
     """
     :param layers: the same layer of each critic
     :return: these layers as one
@@ -152,8 +139,6 @@ def _stack(layers: list[Any]) -> StackedLayer:
         return StackedLinear(layers)
     if isinstance(layers[0], nn.LayerNorm):
         return StackedLayerNorm(layers)
-    if layers[0].state_dict():
-        return PerCritic(layers)
     return Elementwise(layers[0])
 
 
@@ -257,25 +242,8 @@ class CriticEnsemble(BaseModel):
             (parameter, None) for parameter in self.features_extractor.parameters()
         ]
         for critic in range(self.n_critics):
-            for layer in self.layers:
-                if isinstance(layer, PerCritic):
-                    order += [(parameter, None) for parameter in layer.critics[critic].parameters()]
-                else:
-                    order += [(parameter, critic) for parameter in layer.parameters()]
+            order += [(parameter, critic) for parameter in self.layers.parameters()]
         return order
-
-
-def _critic_key(key: str, prefix: str) -> tuple[str, str] | None:
-    """
-    :param key: a key of a state dictionary of modules that hold a ``CriticEnsemble``
-    :param prefix: what stands before the ensemble's own keys
-    :return: the index of its layer and the rest of the key, None if it belongs to no layer of the ensemble
-    """
-    head = f"{prefix}layers."
-    if not key.startswith(head):
-        return None
-    layer, name = key[len(head) :].split(".", 1)
-    return layer, name
 
 
 def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, local_metadata: Any) -> None:
@@ -288,16 +256,10 @@ def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], pre
     :param local_metadata: unused
     """
     assert isinstance(module, CriticEnsemble)
-    found = [(key, split) for key in state_dict if (split := _critic_key(key, prefix)) is not None]
-    stacked = [(layer, name, state_dict.pop(key)) for key, (layer, name) in found]
+    stacked = {name: state_dict.pop(f"{prefix}layers.{name}") for name, _ in module.layers.named_parameters()}
     for critic in range(module.n_critics):
-        for layer, name, tensor in stacked:
-            if isinstance(module.layers[int(layer)], PerCritic):
-                _, owner, own_name = name.split(".", 2)
-                if int(owner) == critic:
-                    state_dict[f"{prefix}qf{critic}.{layer}.{own_name}"] = tensor
-            else:
-                state_dict[f"{prefix}qf{critic}.{layer}.{name}"] = tensor[critic]
+        for name, tensor in stacked.items():
+            state_dict[f"{prefix}qf{critic}.{name}"] = tensor[critic]
 
 
 def _join_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, *_: Any) -> None:
@@ -310,18 +272,10 @@ def _join_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: s
     :param prefix: what stands before its keys
     """
     assert isinstance(module, CriticEnsemble)
-    for idx, layer in enumerate(module.layers):
-        if isinstance(layer, PerCritic):
-            for critic, own in enumerate(layer.critics):
-                for name in own.state_dict():
-                    key = f"{prefix}qf{critic}.{idx}.{name}"
-                    if key in state_dict:
-                        state_dict[f"{prefix}layers.{idx}.critics.{critic}.{name}"] = state_dict.pop(key)
-        else:
-            for name, _parameter in layer.named_parameters():
-                keys = [f"{prefix}qf{critic}.{idx}.{name}" for critic in range(module.n_critics)]
-                if all(key in state_dict for key in keys):
-                    state_dict[f"{prefix}layers.{idx}.{name}"] = th.stack([state_dict.pop(key) for key in keys])
+    for name, _parameter in module.layers.named_parameters():
+        keys = [f"{prefix}qf{critic}.{name}" for critic in range(module.n_critics)]
+        if all(key in state_dict for key in keys):
+            state_dict[f"{prefix}layers.{name}"] = th.stack([state_dict.pop(key) for key in keys])
 
 
 def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
@@ -403,6 +357,44 @@ def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> di
     return {"state": state["state"], "param_groups": groups}
 
 
+class SeparateCritics(ContinuousCritic):
+    """
+    SB3's critics, one network each, for activations and optimizers that ``CriticEnsemble`` cannot have;
+    with layer normalisation as an option.
+
+    :param layer_norm: Whether each hidden layer is normalised before its activation
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        net_arch: list[int],
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        layer_norm: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            observation_space, action_space, net_arch, features_extractor, features_dim, activation_fn, **kwargs
+        )
+        if layer_norm:
+            input_dim = features_dim + get_action_dim(action_space)
+            for idx in range(self.n_critics):
+                layers = create_mlp(input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm])
+                self.q_networks[idx] = nn.Sequential(*layers)
+                self.add_module(f"qf{idx}", self.q_networks[idx])
+
+    def q_values(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations of a batch
+        :param actions: scaled actions, (batch, action_dim)
+        :return: the values of all critics, (n_critics, batch, 1)
+        """
+        return th.stack(self(obs, actions))
+
+
 class Actor(TD3Actor):
     """
     SB3's deterministic actor, with layer normalisation as an option.
@@ -475,8 +467,8 @@ class TD3XPolicy(TD3Policy):
     :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic (document 002, trick 1)
     """
 
-    critic: CriticEnsemble  # type: ignore[assignment]
-    critic_target: CriticEnsemble  # type: ignore[assignment]
+    critic: CriticEnsemble | SeparateCritics  # type: ignore[assignment]
+    critic_target: CriticEnsemble | SeparateCritics  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -523,11 +515,18 @@ class TD3XPolicy(TD3Policy):
         actor_class = StochasticActor if self.stochastic_actor else Actor
         return actor_class(**actor_kwargs, layer_norm=self.actor_layer_norm).to(self.device)  # type: ignore[return-value]
 
-    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> CriticEnsemble:  # type: ignore[override]
+    def make_critic(  # type: ignore[override]
+        self, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> CriticEnsemble | SeparateCritics:
         critic_kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
         if self.critic_activation_fn is not None:
             critic_kwargs["activation_fn"] = self.critic_activation_fn
-        return CriticEnsemble(**critic_kwargs, layer_norm=self.layer_norm).to(self.device)
+        batched = (
+            critic_kwargs["activation_fn"] in _ELEMENTWISE_ACTIVATIONS
+            and self.optimizer_class in _ELEMENTWISE_OPTIMIZERS
+        )
+        critic_class = CriticEnsemble if batched else SeparateCritics
+        return critic_class(**critic_kwargs, layer_norm=self.layer_norm).to(self.device)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Only a stochastic actor has a mean to fall back on
@@ -539,7 +538,10 @@ class TD3XPolicy(TD3Policy):
         :return: the same in the action space; always inside, where rounding would step over a bound
         """
         assert isinstance(self.action_space, spaces.Box)
-        return super().unscale_action(scaled_action).clip(self.action_space.low, self.action_space.high)
+        actions = super().unscale_action(scaled_action).clip(self.action_space.low, self.action_space.high)
+        # Noise may be of another precision than the action space
+        is_float = np.issubdtype(self.action_space.dtype, np.floating)
+        return actions.astype(self.action_space.dtype, copy=False) if is_float else actions
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -626,11 +628,13 @@ def _activation(name: str, value: type[nn.Module] | str | None) -> type[nn.Modul
     :param value: a class, the name of one, or None
     :return: the class
     """
-    if isinstance(value, str):
-        if value not in ACTIVATIONS:
-            raise ValueError(f"{name}={value!r} is unknown, expected a class or one of {sorted(ACTIVATIONS)}")
+    if isinstance(value, str) and value in ACTIVATIONS:
         return ACTIVATIONS[value]
-    return value
+    if value is None or (isinstance(value, type) and issubclass(value, nn.Module)):
+        return value
+    raise ValueError(
+        f"{name}={value!r} is not allowed, expected a class of PyTorch modules or one of {sorted(ACTIVATIONS)}"
+    )
 
 
 def _with_fused_kernel(

@@ -38,6 +38,7 @@ from sb3_td3x.policies import (
     CriticEnsemble,
     MlpPolicy,
     MultiInputPolicy,
+    SeparateCritics,
     TD3XPolicy,
     copy_state,
     own_optimizer_state,
@@ -200,8 +201,8 @@ class TD3X(OffPolicyAlgorithm):
     _replay_buffer: ReplayBuffer | None
     actor: Actor
     actor_target: Actor
-    critic: CriticEnsemble
-    critic_target: CriticEnsemble
+    critic: CriticEnsemble | SeparateCritics
+    critic_target: CriticEnsemble | SeparateCritics
 
     def __init__(
         self,
@@ -363,8 +364,8 @@ class TD3X(OffPolicyAlgorithm):
         """
         loss = actor_loss(self.critic.q1_forward(observations, self.actor(observations)))
         self.actor.optimizer.zero_grad()
-        # The critic's own gradients are not needed
-        loss.backward(inputs=self._params["actor"])
+        # The critics' own gradients are not needed
+        loss.backward(inputs=[parameter for parameter in self._params["actor"] if parameter.requires_grad])
         self.actor.optimizer.step()
         return loss.detach()
 
@@ -871,9 +872,11 @@ class TD3X(OffPolicyAlgorithm):
 
 def _q_values(critic: th.nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
     """
-    :param critic: the critics; of a user's own policy class they may be SB3's
+    :param critic: the critics; a user's own policy class may have SB3's
     :param obs: observations
     :param actions: scaled actions, (b, d)
     :return: the values of all critics, (n, b, 1)
     """
-    return critic.q_values(obs, actions) if isinstance(critic, CriticEnsemble) else th.stack(critic(obs, actions))
+    if isinstance(critic, (CriticEnsemble, SeparateCritics)):
+        return critic.q_values(obs, actions)
+    return th.stack(critic(obs, actions))
