@@ -539,9 +539,8 @@ class TD3XPolicy(TD3Policy):
         """
         assert isinstance(self.action_space, spaces.Box)
         actions = super().unscale_action(scaled_action).clip(self.action_space.low, self.action_space.high)
-        # Noise may be of another precision than the action space
-        is_float = np.issubdtype(self.action_space.dtype, np.floating)
-        return actions.astype(self.action_space.dtype, copy=False) if is_float else actions
+        # Noise may be of another precision
+        return actions.astype(self.action_space.dtype, copy=False)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

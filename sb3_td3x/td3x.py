@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from copy import deepcopy
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.base_class import maybe_make_env
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -30,6 +29,12 @@ from stable_baselines3.common.utils import (
 )
 
 from sb3_td3x import sb3_compat
+from sb3_td3x.buffers import (
+    check_loaded_replay_buffer,
+    check_replay_buffer_arguments,
+    check_terminations_can_be_stored,
+    make_replay_buffer,
+)
 from sb3_td3x.checkpoint import SavePath, read_zip
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -46,7 +51,8 @@ from sb3_td3x.policies import (
     with_own_kernels,
 )
 from sb3_td3x.schedules import learning_rate_at, make_schedule
-from sb3_td3x.shaping import RewardShaping, ShapingBatch, make_reward_shaping, shape
+from sb3_td3x.shaping import RewardShaping, make_reward_shaping
+from sb3_td3x.transitions import EnvStep, shape_step, with_last_observations
 from sb3_td3x.validation import (
     check_action_noise,
     check_action_space,
@@ -285,7 +291,7 @@ class TD3X(OffPolicyAlgorithm):
         if _init_setup_model:
             self._setup_model()
             self._setup_shaping()
-            self.replay_buffer = self._make_replay_buffer()
+            self.replay_buffer = make_replay_buffer(self)
 
     # The algorithm
 
@@ -432,83 +438,20 @@ class TD3X(OffPolicyAlgorithm):
 
         if dones.any():
             check_finite("observation after the reset", original_obs, self.num_timesteps, np.flatnonzero(dones))
-        next_obs = self._last_of_episode(original_obs, dones, infos)
+        next_obs = with_last_observations(original_obs, dones, infos, self._vec_normalize_env)
         check_finite("observation", next_obs, self.num_timesteps)
         check_finite("reward", reward, self.num_timesteps)
-        if self._shaping is not None:
-            reward, dones, infos = self._shape(self._shaping, buffer_action, next_obs, reward, dones, infos)
-
         last_obs: Any = self._last_original_obs
+        if self._shaping is not None:
+            actions = self.policy.unscale_action(buffer_action)
+            step = EnvStep(last_obs, actions, reward, next_obs, dones, infos)
+            reward, dones, infos = shape_step(self._shaping, step, self.gamma)
+            if dones is not step.dones:
+                check_terminations_can_be_stored(self, self._shaping)
+            self.logger.record_mean("rollout/shaped_reward_mean", float(reward.mean()))
         replay_buffer.add(last_obs, next_obs, buffer_action, reward, dones, infos)
         self._last_obs = new_obs
         self._last_original_obs = original_obs
-
-    def _last_of_episode(self, original_obs: Any, dones: np.ndarray, infos: list[dict[str, Any]]) -> Any:
-        """
-        :param original_obs: unnormalised observations; vectorised envs have already reset the finished ones
-        :param dones: whether the episode ended
-        :param infos: the envs' infos
-        :return: the observations with the last ones of finished episodes put back
-        """
-        if not dones.any():
-            return original_obs
-        next_obs = deepcopy(original_obs)
-        for idx in np.flatnonzero(dones):
-            last_obs = infos[idx].get("terminal_observation")
-            if last_obs is None:
-                continue
-            if self._vec_normalize_env is not None:
-                last_obs = self._vec_normalize_env.unnormalize_obs(last_obs)
-            if isinstance(next_obs, dict):
-                for key in next_obs:
-                    next_obs[key][idx] = last_obs[key]
-            else:
-                next_obs[idx] = last_obs
-        return next_obs
-
-    def _shape(
-        self,
-        hook: RewardShaping,
-        buffer_action: np.ndarray,
-        next_obs: Any,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-    ) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """
-        :param hook: the shaping hook
-        :param buffer_action: scaled actions
-        :param next_obs: observations that the actions led to
-        :param rewards: the envs' rewards
-        :param dones: whether the episode ended, by termination or time-out
-        :param infos: the envs' infos
-        :return: rewards, dones and infos to store
-        """
-        timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], dtype=bool)
-        dones = np.asarray(dones, dtype=bool)
-        batch = ShapingBatch(
-            observations=self._last_original_obs,  # type: ignore[arg-type]
-            actions=self.policy.unscale_action(buffer_action),
-            rewards=rewards.astype(np.float32),
-            next_observations=next_obs,
-            terminations=dones & ~timeouts,
-            truncations=dones & timeouts,
-            infos=infos,
-            gamma=self.gamma,
-        )
-        shaped_rewards, terminations = shape(hook, batch)
-        self.logger.record_mean("rollout/shaped_reward_mean", float(shaped_rewards.mean()))
-        if (terminations == batch.terminations).all():
-            return shaped_rewards, dones, infos
-        self._check_terminations_can_be_shaped(hook)
-        # An episode's end that the hook declares not terminal is stored as a time-out, so that
-        # its value is bootstrapped and n-step sums do not cross the reset
-        shaped_dones = dones | terminations
-        shaped_infos = [
-            {**info, "TimeLimit.truncated": bool(done and not terminated)}
-            for info, done, terminated in zip(infos, shaped_dones, terminations, strict=True)
-        ]
-        return shaped_rewards, shaped_dones, shaped_infos
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As in SB3; notes how many env timesteps were taken."""
@@ -603,6 +546,8 @@ class TD3X(OffPolicyAlgorithm):
     def _check_arguments(self) -> None:
         """Raise a ``ValueError`` that names the first argument that is not allowed."""
         check_action_space(self.action_space)
+        if self.seed is not None:
+            self.seed = check_integer("seed", self.seed, low=0)
         self.buffer_size = check_integer("buffer_size", self.buffer_size, low=1)
         self.learning_starts = check_integer("learning_starts", self.learning_starts, low=0)
         self.batch_size = check_integer("batch_size", self.batch_size, low=1)
@@ -620,30 +565,7 @@ class TD3X(OffPolicyAlgorithm):
         self.train_freq = check_train_freq("train_freq", self.train_freq, self.n_envs)  # type: ignore[assignment]
         if self.action_noise is not None:
             check_action_noise("action_noise", self.action_noise, self.action_space)
-        self._check_replay_buffer()
-
-    def _check_replay_buffer(self) -> None:
-        """Check that there is a replay buffer with all the options."""
-        buffer_class = self.replay_buffer_class
-        if buffer_class is not None and not (isinstance(buffer_class, type) and issubclass(buffer_class, ReplayBuffer)):
-            raise ValueError(
-                f"replay_buffer_class={buffer_class!r} is not allowed, expected a ReplayBuffer class or None"
-            )
-        has_dict_obs = isinstance(self.observation_space, spaces.Dict)
-        if self.optimize_memory_usage and has_dict_obs:
-            raise ValueError("optimize_memory_usage=True is not allowed with Dict observations, expected False")
-        if self.n_steps == 1:
-            return
-        if buffer_class is not None:
-            warnings.warn(
-                f"n_steps={self.n_steps} is not used: replay_buffer_class={buffer_class.__name__} "
-                "decides on returns; configure it by replay_buffer_kwargs",
-                stacklevel=2,
-            )
-        elif has_dict_obs:
-            raise ValueError(f"n_steps={self.n_steps} is not allowed with Dict observations, expected 1")
-        elif self.optimize_memory_usage:
-            raise ValueError(f"n_steps={self.n_steps} is not allowed with optimize_memory_usage=True, expected 1")
+        check_replay_buffer_arguments(self)
 
     def _setup_shaping(self) -> None:
         """
@@ -662,17 +584,7 @@ class TD3X(OffPolicyAlgorithm):
                 "which computes rewards anew from the goals"
             )
         if self._shaping.changes_terminations:
-            self._check_terminations_can_be_shaped(self._shaping)
-
-    def _check_terminations_can_be_shaped(self, hook: RewardShaping) -> None:
-        """
-        :param hook: a hook that changes terminations, which only a replay buffer that knows time-outs can store
-        """
-        if self.optimize_memory_usage or not self.replay_buffer_kwargs.get("handle_timeout_termination", True):
-            raise ValueError(
-                f"reward_shaping={hook!r} changes terminations, which is not allowed with "
-                "optimize_memory_usage=True or handle_timeout_termination=False"
-            )
+            check_terminations_can_be_stored(self, self._shaping)
 
     @property
     def replay_buffer(self) -> ReplayBuffer:
@@ -681,41 +593,12 @@ class TD3X(OffPolicyAlgorithm):
         an agent that only plays needs no memory for it.
         """
         if self._replay_buffer is None:
-            self._replay_buffer = self._make_replay_buffer()
+            self._replay_buffer = make_replay_buffer(self)
         return self._replay_buffer
 
     @replay_buffer.setter
     def replay_buffer(self, replay_buffer: ReplayBuffer | None) -> None:
         self._replay_buffer = replay_buffer
-
-    def _make_replay_buffer(self) -> ReplayBuffer:
-        """
-        :return: an empty replay buffer of the class that the arguments ask for
-        """
-        buffer_class = self.replay_buffer_class
-        # The user's own dictionary is part of the zip: no env and nothing derived may enter it
-        kwargs = dict(self.replay_buffer_kwargs)
-        if buffer_class is None:
-            if isinstance(self.observation_space, spaces.Dict):
-                buffer_class = DictReplayBuffer
-            elif self.n_steps > 1:
-                buffer_class = NStepReplayBuffer
-                kwargs.update(n_steps=self.n_steps, gamma=self.gamma)
-            else:
-                buffer_class = ReplayBuffer
-        elif issubclass(buffer_class, HerReplayBuffer):
-            if self.env is None:
-                raise ValueError(f"env=None is not allowed with {buffer_class.__name__}, expected the env of the goals")
-            kwargs["env"] = self.env
-        return buffer_class(
-            self.buffer_size,
-            self.observation_space,
-            self.action_space,
-            device=self.device,
-            n_envs=self.n_envs,
-            optimize_memory_usage=self.optimize_memory_usage,
-            **kwargs,
-        )
 
     # Saving and loading
 
@@ -729,20 +612,11 @@ class TD3X(OffPolicyAlgorithm):
         """
         own_buffer = self._replay_buffer
         super().load_replay_buffer(path, truncate_last_traj)
-        expected = {
-            "n_envs": self.n_envs,
-            "observation_space": self.observation_space,
-            "action_space": self.action_space,
-        }
-        if self.replay_buffer_class is None:
-            expected["n_steps"] = self.n_steps
-            if self.n_steps > 1:
-                expected["gamma"] = self.gamma
-        for name, value in expected.items():
-            loaded = getattr(self.replay_buffer, name, 1 if name == "n_steps" else value)
-            if loaded != value:
-                self.replay_buffer = own_buffer
-                raise ValueError(f"The replay buffer in {path} has {name}={loaded}, expected {value}")
+        try:
+            check_loaded_replay_buffer(self, self.replay_buffer, path)
+        except ValueError:
+            self.replay_buffer = own_buffer
+            raise
 
     @classmethod
     def load(

@@ -69,12 +69,16 @@ def check_bool(name: str, value: Any) -> bool:
 
 def check_action_space(action_space: spaces.Space) -> None:
     """
-    :param action_space: the action space of an env: a Box with finite bounds, the lower below the upper
+    :param action_space: the action space of an env: a Box of floats with finite bounds, the lower below the upper
     """
-    if not isinstance(action_space, spaces.Box):
-        raise ValueError(f"action_space={action_space} is not allowed, expected a Box: TD3X needs continuous actions")
+    if not isinstance(action_space, spaces.Box) or not np.issubdtype(action_space.dtype, np.floating):
+        raise ValueError(
+            f"action_space={action_space} is not allowed, expected a Box of floats: TD3X needs continuous actions"
+        )
     low, high = action_space.low, action_space.high
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(low) & np.isfinite(high) & np.isfinite(high - low)
+    if not (finite & (low < high)).all():
         raise ValueError(
             f"action_space={action_space} is not allowed, expected finite bounds with low < high in every dimension, "
             f"got low={low} and high={high}"

@@ -65,6 +65,13 @@ class PReLUNet(nn.PReLU):
     """An activation with a parameter of its own in each critic."""
 
 
+class CentredReLU(nn.Module):
+    """An activation that looks at all features of a layer."""
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        return th.relu(x - x.mean(dim=1, keepdim=True))
+
+
 def fill_buffer(model: OffPolicyAlgorithm, transitions: int = 400) -> None:
     """Random transitions, drawn from a generator of their own."""
     rng = np.random.default_rng(0)
@@ -114,6 +121,16 @@ CASES = {
         "MlpPolicy",
         "Pendulum-v1",
         {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.RMSprop, "optimizer_kwargs": {"momentum": 0.5}}},
+    ),
+    "optimizer that looks at whole matrices": (
+        "MlpPolicy",
+        "Pendulum-v1",
+        {"policy_kwargs": {**SMALL, "optimizer_class": th.optim.Adafactor}},
+    ),
+    "activation over the features": (
+        "MlpPolicy",
+        "Pendulum-v1",
+        {"policy_kwargs": {**SMALL, "activation_fn": CentredReLU}},
     ),
     "policy_delay": ("MlpPolicy", "Pendulum-v1", {"policy_kwargs": SMALL, "policy_delay": 3, "tau": 0.05}),
     "no target networks": ("MlpPolicy", "Pendulum-v1", {"policy_kwargs": SMALL, "policy_delay": 1, "tau": 1.0}),
