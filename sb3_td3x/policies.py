@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel, ContinuousCritic

@@ -192,6 +192,9 @@ BAD_ACTION_SPACES = [
     spaces.Box(-np.ones(2, np.float32), np.array([1, np.inf], np.float32)),
     spaces.Box(np.array([-1, 1], np.float32), np.ones(2, np.float32)),
     spaces.Box(0, 0, (1,)),
+    spaces.Box(-1, 1, (2,), np.int32),
+    # Of infinite width
+    spaces.Box(-3e38, 3e38, (2,), np.float32),
 ]
 
 
