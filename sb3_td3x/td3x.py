@@ -36,6 +36,7 @@ from sb3_td3x.buffers import (
     make_replay_buffer,
 )
 from sb3_td3x.checkpoint import SavePath, read_zip
+from sb3_td3x.gradients import AutogradNetworks, MlpNetworks, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
     Actor,
@@ -115,14 +116,35 @@ def critic_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
     return (q - target).square().mean(dim=(1, 2)).sum()
 
 
+def critic_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """
+    ∂L/∂Q_i = 2 (Q_i - y) / b of ``critic_loss``.
+
+    :param q: values of the critics, (n, b, 1)
+    :param target: y, (b, 1)
+    :return: the gradient, (n, b, 1)
+    """
+    return (q - target) * (2 / len(target))
+
+
 def actor_loss(q1: th.Tensor) -> th.Tensor:
     """
-    The deterministic policy gradient's loss, -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).
+    The deterministic policy gradient's loss, L = -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).
 
     :param q1: values of the first critic for the actor's actions, (b, 1)
-    :return: a scalar
+    :return: L, a scalar
     """
     return -q1.mean()
+
+
+def actor_loss_grad(q1: th.Tensor) -> th.Tensor:
+    """
+    ∂L/∂Q_1 = -1 / b of ``actor_loss``.
+
+    :param q1: values of the first critic for the actor's actions, (b, 1)
+    :return: the gradient, (b, 1)
+    """
+    return th.full_like(q1, -1 / len(q1))
 
 
 @th.no_grad()
@@ -204,6 +226,7 @@ class TD3X(OffPolicyAlgorithm):
     }
     policy: TD3XPolicy
     action_space: spaces.Box
+    _networks: AutogradNetworks | MlpNetworks
     _replay_buffer: ReplayBuffer | None
     actor: Actor
     actor_target: Actor
@@ -305,6 +328,8 @@ class TD3X(OffPolicyAlgorithm):
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         self._update_learning_rates()
+        if not self._networks.is_current():
+            self._networks = make_networks(self.policy)
         critic_losses, actor_losses, q_means = [], [], []
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
@@ -345,21 +370,18 @@ class TD3X(OffPolicyAlgorithm):
         :param batch: transitions
         :return: their loss, and the mean of their values
         """
-        with th.no_grad():
-            next_actions = smooth_target_actions(
-                self.actor_target(batch.next_observations), self.target_policy_noise, self.target_noise_clip
-            )
-            next_q = _q_values(self.critic_target, batch.next_observations, next_actions)
-            # Only n-step buffers give discounts
-            discounts = self.gamma if batch.discounts is None else batch.discounts
-            target = td_target(batch.rewards, batch.dones, discounts, next_q, self.clipped_double_q)
+        next_actions = smooth_target_actions(
+            self._networks.target_actions(batch.next_observations), self.target_policy_noise, self.target_noise_clip
+        )
+        next_q = self._networks.target_q_values(batch.next_observations, next_actions)
+        # Only n-step buffers give discounts
+        discounts = self.gamma if batch.discounts is None else batch.discounts
+        target = td_target(batch.rewards, batch.dones, discounts, next_q, self.clipped_double_q)
 
-        q = _q_values(self.critic, batch.observations, batch.actions)
-        loss = critic_loss(q, target)
-        self.critic.optimizer.zero_grad()
-        loss.backward()
+        q = self._networks.q_values(batch.observations, batch.actions)
+        self._networks.backward_critics(q, critic_loss_grad(q.detach(), target))
         self.critic.optimizer.step()
-        return loss.detach(), q.detach().mean()
+        return critic_loss(q.detach(), target), q.detach().mean()
 
     def _update_actor(self, observations: th.Tensor) -> th.Tensor:
         """
@@ -368,12 +390,10 @@ class TD3X(OffPolicyAlgorithm):
         :param observations: observations of a batch
         :return: its loss
         """
-        loss = actor_loss(self.critic.q1_forward(observations, self.actor(observations)))
-        self.actor.optimizer.zero_grad()
-        # The critics' own gradients are not needed
-        loss.backward(inputs=[parameter for parameter in self._params["actor"] if parameter.requires_grad])
+        q1 = self._networks.q1_of_policy(observations)
+        self._networks.backward_actor(q1, actor_loss_grad(q1))
         self.actor.optimizer.step()
-        return loss.detach()
+        return actor_loss(q1.detach())
 
     def _update_targets(self) -> None:
         """Move all target networks towards the networks; running statistics are copied (SB3 issue 996)."""
@@ -532,6 +552,7 @@ class TD3X(OffPolicyAlgorithm):
         self._params: dict[str, list[th.Tensor]] = {name: list(net.parameters()) for name, net in networks.items()}
         # Of batch normalisation
         self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
+        self._networks = make_networks(self.policy)
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
@@ -730,6 +751,7 @@ class TD3X(OffPolicyAlgorithm):
             "actor_target",
             "critic",
             "critic_target",
+            "_networks",
             "_params",
             "_running_stats",
             "_stochastic_actor",
@@ -742,15 +764,3 @@ class TD3X(OffPolicyAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []
-
-
-def _q_values(critic: th.nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-    """
-    :param critic: the critics; a user's own policy class may have SB3's
-    :param obs: observations
-    :param actions: scaled actions, (b, d)
-    :return: the values of all critics, (n, b, 1)
-    """
-    if isinstance(critic, (CriticEnsemble, SeparateCritics)):
-        return critic.q_values(obs, actions)
-    return th.stack(critic(obs, actions))

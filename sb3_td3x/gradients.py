@@ -1,0 +1,356 @@
+"""
+Values and gradients of TD3's networks.
+
+``AutogradGradients`` is for any networks. ``MlpGradients`` is the chain rule written out for plain multi-layer
+perceptrons: the same numbers up to rounding, without autograd's overhead for each operation.
+"""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import NamedTuple
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.td3.policies import Actor as TD3Actor
+from stable_baselines3.td3.policies import TD3Policy
+from torch import nn
+
+from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, SeparateCritics, StackedLinear, TD3XPolicy
+
+aten = th.ops.aten
+
+
+class Activation(NamedTuple):
+    """
+    An activation φ whose derivative follows from its value.
+
+    :param forward: φ, in place
+    :param backward: from the gradient of the value and the value itself, the gradient of the argument
+    """
+
+    forward: Callable[[th.Tensor], th.Tensor]
+    backward: Callable[[th.Tensor, th.Tensor], th.Tensor]
+
+
+ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation(th.relu_, lambda grad, value: aten.threshold_backward(grad, value, 0)),
+    nn.Tanh: Activation(th.tanh_, aten.tanh_backward),
+    nn.Sigmoid: Activation(th.sigmoid_, aten.sigmoid_backward),
+    nn.ELU: Activation(nn.functional.elu_, lambda grad, value: aten.elu_backward(grad, 1.0, 1.0, 1.0, True, value)),
+    nn.Identity: Activation(lambda x: x, lambda grad, value: grad),
+}
+
+
+class Layer(NamedTuple):
+    """
+    h' = φ(h Wᵀ + b), of one network, or of n at once.
+
+    :param weight: W, (out, in) or (n, out, in)
+    :param bias: b, (out,) or (n, 1, out)
+    :param activation: φ
+    :param weight_grad: where the gradient of W goes, of the same shape; None: no gradient is wanted
+    :param bias_grad: where the gradient of b goes, (out,) or (n, out)
+    """
+
+    weight: th.Tensor
+    bias: th.Tensor
+    activation: Activation
+    weight_grad: th.Tensor | None = None
+    bias_grad: th.Tensor | None = None
+
+
+class Mlp:
+    """
+    A multi-layer perceptron, or n of them side by side, on tensors that it shares with modules.
+
+    :param layers: its layers
+    """
+
+    def __init__(self, layers: list[Layer]):
+        self.layers = layers
+        stacked = layers[0].weight.dim() == 3
+        self._linear = th.baddbmm if stacked else th.addmm
+        self._product = th.bmm if stacked else th.mm
+
+    def forward(self, x: th.Tensor) -> list[th.Tensor]:
+        """
+        :param x: inputs, (b, in), or (n, b, in)
+        :return: h_0 = x, h_1, ... and the output, each (b, features), or (n, b, features)
+        """
+        values = [x]
+        for layer in self.layers:
+            values.append(layer.activation.forward(self._linear(layer.bias, values[-1], layer.weight.mT)))
+        return values
+
+    def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
+        """
+        Write the gradients of all weights and biases.
+
+        :param values: what ``forward`` returned
+        :param grad: gradient of the output
+        """
+        for idx in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[idx]
+            grad = layer.activation.backward(grad, values[idx + 1])
+            self._product(grad.mT, values[idx], out=layer.weight_grad)
+            th.sum(grad, dim=-2, out=layer.bias_grad)
+            if idx > 0:
+                grad = self._product(grad, layer.weight)
+
+    def backward_to_input(self, values: list[th.Tensor], grad: th.Tensor) -> th.Tensor:
+        """
+        :param values: what ``forward`` returned
+        :param grad: gradient of the output
+        :return: gradient of the input
+        """
+        for idx in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[idx]
+            grad = self._product(layer.activation.backward(grad, values[idx + 1]), layer.weight)
+        return grad
+
+
+class AutogradNetworks:
+    """
+    The networks of any policy, with autograd's gradients.
+
+    :param policy: the policy
+    """
+
+    def __init__(self, policy: TD3Policy):
+        self.policy = policy
+
+    def is_current(self) -> bool:
+        """
+        :return: True: the policy is asked each time
+        """
+        return True
+
+    def target_actions(self, obs: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations
+        :return: π'(s), (b, d)
+        """
+        with th.no_grad():
+            actions: th.Tensor = self.policy.actor_target(obs)
+            return actions
+
+    def target_q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations
+        :param actions: scaled actions, (b, d)
+        :return: Q'_i(s, a), (n, b, 1)
+        """
+        with th.no_grad():
+            return self._q_values(self.policy.critic_target, obs, actions)
+
+    def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations
+        :param actions: scaled actions, (b, d)
+        :return: Q_i(s, a), (n, b, 1), for ``backward_critics``
+        """
+        return self._q_values(self.policy.critic, obs, actions)
+
+    def backward_critics(self, q: th.Tensor, grad: th.Tensor) -> None:
+        """
+        Set the gradients of the critics' parameters.
+
+        :param q: what ``q_values`` returned
+        :param grad: gradient of the loss with respect to it
+        """
+        self.policy.critic.optimizer.zero_grad()
+        q.backward(grad)
+
+    def q1_of_policy(self, obs: th.Tensor) -> th.Tensor:
+        """
+        :param obs: observations
+        :return: Q_1(s, π(s)), (b, 1), for ``backward_actor``
+        """
+        return self.policy.critic.q1_forward(obs, self.policy.actor(obs))
+
+    def backward_actor(self, q1: th.Tensor, grad: th.Tensor) -> None:
+        """
+        Set the gradients of the actor's parameters.
+
+        :param q1: what ``q1_of_policy`` returned
+        :param grad: gradient of the loss with respect to it
+        """
+        self.policy.actor.optimizer.zero_grad()
+        # The critics' own gradients are not needed
+        q1.backward(grad, inputs=[parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad])
+
+    @staticmethod
+    def _q_values(critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param critic: the critics; a user's own policy class may have SB3's
+        :param obs: observations
+        :param actions: scaled actions, (b, d)
+        :return: the values of all critics, (n, b, 1)
+        """
+        if isinstance(critic, (CriticEnsemble, SeparateCritics)):
+            return critic.q_values(obs, actions)
+        separate: tuple[th.Tensor, ...] = critic(obs, actions)
+        return th.stack(separate)
+
+
+class MlpNetworks:
+    """
+    The networks of a policy of plain multi-layer perceptrons, with the gradients written out. Same interface as
+    ``AutogradNetworks``; only for what ``is_possible`` accepts.
+
+    :param policy: the policy
+    """
+
+    def __init__(self, policy: TD3Policy):
+        assert isinstance(policy.critic, CriticEnsemble)
+        assert isinstance(policy.critic_target, CriticEnsemble)
+        self.policy = policy
+        self.n_critics = policy.critic.n_critics
+        for parameter in chain(policy.actor.parameters(), policy.critic.parameters()):
+            parameter.grad = th.zeros_like(parameter)
+        self._actor = Mlp(_actor_layers(policy.actor, with_grad=True))
+        self._actor_target = Mlp(_actor_layers(policy.actor_target, with_grad=False))
+        self._critics = Mlp(_critic_layers(policy.critic, with_grad=True))
+        self._critics_target = Mlp(_critic_layers(policy.critic_target, with_grad=False))
+        self._critic_1 = Mlp(
+            [layer._replace(weight=layer.weight[0], bias=layer.bias[0, 0]) for layer in self._critics.layers]
+        )
+        self._parameters = [*policy.parameters()]
+        self._addresses = self._current_addresses()
+
+    @staticmethod
+    def is_possible(policy: TD3Policy) -> bool:
+        """
+        :param policy: a policy
+        :return: whether all its networks are such perceptrons, on plain observations, with no parameter frozen
+        """
+        space = policy.observation_space
+        return (
+            isinstance(policy, TD3XPolicy)
+            and type(policy.actor) is Actor
+            and type(policy.critic) is CriticEnsemble
+            and policy.features_extractor_class is FlattenExtractor
+            and isinstance(space, spaces.Box)
+            and not is_image_space(space)
+            and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in policy.actor.mu)
+            and all(
+                isinstance(layer, StackedLinear)
+                or (isinstance(layer, Elementwise) and type(layer.activation) in ACTIVATIONS)
+                for layer in policy.critic.layers
+            )
+            and all(parameter.requires_grad for parameter in policy.parameters())
+        )
+
+    def is_current(self) -> bool:
+        """
+        :return: whether the networks, and where their gradients go, still are what this was made from
+        """
+        return self._addresses == self._current_addresses()
+
+    def _current_addresses(self) -> list[tuple[int, int, bool]]:
+        """
+        :return: for each parameter where its numbers and its gradient are, and whether it is learned
+        """
+        return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._parameters]
+
+    @th.no_grad()
+    def target_actions(self, obs: th.Tensor) -> th.Tensor:
+        return self._actor_target.forward(_features(obs))[-1]
+
+    @th.no_grad()
+    def target_q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return self._critics_target.forward(self._critic_input(_features(obs), actions))[-1]
+
+    @th.no_grad()
+    def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        self._critic_values = self._critics.forward(self._critic_input(_features(obs), actions))
+        return self._critic_values[-1]
+
+    @th.no_grad()
+    def backward_critics(self, q: th.Tensor, grad: th.Tensor) -> None:
+        self._critics.backward(self._critic_values, grad)
+
+    @th.no_grad()
+    def q1_of_policy(self, obs: th.Tensor) -> th.Tensor:
+        features = _features(obs)
+        self._actor_values = self._actor.forward(features)
+        self._critic_1_values = self._critic_1.forward(th.cat([features, self._actor_values[-1]], dim=1))
+        return self._critic_1_values[-1]
+
+    @th.no_grad()
+    def backward_actor(self, q1: th.Tensor, grad: th.Tensor) -> None:
+        input_grad = self._critic_1.backward_to_input(self._critic_1_values, grad)
+        action_dim = self._actor_values[-1].shape[1]
+        self._actor.backward(self._actor_values, input_grad[:, -action_dim:])
+
+    def _critic_input(self, features: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param features: flat observations, (b, f)
+        :param actions: scaled actions, (b, d)
+        :return: the same input for each critic, (n, b, f + d)
+        """
+        return th.cat([features, actions], dim=1).expand(self.n_critics, -1, -1)
+
+
+def make_networks(policy: TD3Policy) -> AutogradNetworks | MlpNetworks:
+    """
+    :param policy: the policy
+    :return: its networks, with the fastest gradients that are possible
+    """
+    return MlpNetworks(policy) if MlpNetworks.is_possible(policy) else AutogradNetworks(policy)
+
+
+def _features(obs: th.Tensor) -> th.Tensor:
+    """
+    :param obs: observations, (b, ...)
+    :return: what SB3's preprocessing and ``FlattenExtractor`` make of them, (b, f)
+    """
+    return obs.float().flatten(start_dim=1)
+
+
+def _actor_layers(actor: TD3Actor, with_grad: bool) -> list[Layer]:
+    """
+    :param actor: an actor
+    :param with_grad: whether gradients are wanted
+    :return: its layers
+    """
+    return _layers(list(actor.mu), with_grad, lambda bias: bias)
+
+
+def _critic_layers(critic: CriticEnsemble, with_grad: bool) -> list[Layer]:
+    """
+    :param critic: critics
+    :param with_grad: whether gradients are wanted
+    :return: their layers
+    """
+    modules = [layer.activation if isinstance(layer, Elementwise) else layer for layer in critic.layers]
+    return _layers(modules, with_grad, lambda bias: bias.unsqueeze(1))
+
+
+def _layers(modules: list[nn.Module], with_grad: bool, broadcast: Callable[[th.Tensor], th.Tensor]) -> list[Layer]:
+    """
+    :param modules: linear layers and activations in turn, the last activation may be missing
+    :param with_grad: whether gradients are wanted
+    :param broadcast: from a bias to what is added to (n, b, out)
+    :return: the same as layers
+    """
+    layers: list[Layer] = []
+    for module in modules:
+        if type(module) in ACTIVATIONS:
+            layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(module)])
+            continue
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, nn.Parameter)
+        assert isinstance(bias, nn.Parameter)
+        layers.append(
+            Layer(
+                weight.detach(),
+                broadcast(bias.detach()),
+                ACTIVATIONS[nn.Identity],
+                weight.grad if with_grad else None,
+                bias.grad if with_grad else None,
+            )
+        )
+    return layers

@@ -1,0 +1,119 @@
+"""The written-out gradients against autograd's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sb3_td3x import MlpPolicy
+from sb3_td3x.gradients import ACTIVATIONS, AutogradNetworks, Layer, Mlp, MlpNetworks, make_networks
+
+NETS = st.lists(st.integers(1, 24), max_size=3)
+
+
+def make_policy(**kwargs: Any) -> MlpPolicy:
+    th.manual_seed(0)
+    return MlpPolicy(spaces.Box(-5, 5, (3, 2)), spaces.Box(-2, 1, (2,)), lambda _: 1e-3, **kwargs)
+
+
+@given(net=NETS, n=st.integers(0, 4), batch=st.integers(1, 9), name=st.sampled_from(sorted(ACTIVATIONS, key=str)))
+@settings(deadline=None, max_examples=60)
+def test_chain_rule_in_double_precision(net: list[int], n: int, batch: int, name: type[nn.Module]) -> None:
+    """One network (n = 0) or n at once, any widths and activation: gradients of weights, biases and input to 1e-12."""
+    th.manual_seed(batch)
+    ensemble = (n,) if n else ()
+    sizes = [4, *net, 2]
+    weights = [th.randn(*ensemble, out, in_, dtype=th.double) for in_, out in zip(sizes, sizes[1:], strict=False)]
+    biases = [th.randn(*ensemble, *([1] if n else []), out, dtype=th.double) for out in sizes[1:]]
+    bias_grads = [th.zeros(*ensemble, out, dtype=th.double) for out in sizes[1:]]
+    activation = ACTIVATIONS[name]
+    mlp = Mlp(
+        [Layer(w, b, activation, th.zeros_like(w), g) for w, b, g in zip(weights, biases, bias_grads, strict=True)]
+    )
+    x, grad = th.randn(*ensemble, batch, 4, dtype=th.double), th.randn(*ensemble, batch, 2, dtype=th.double)
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, *weights, *biases)]
+    value, module = leaves[0], name()
+    for weight, bias in zip(leaves[1 : 1 + len(weights)], leaves[1 + len(weights) :], strict=True):
+        value = module(value @ weight.mT + bias)
+    value.backward(grad)
+
+    values = mlp.forward(x)
+    mlp.backward(values, grad)
+    actual = [mlp.backward_to_input(values, grad), *(layer.weight_grad for layer in mlp.layers), *bias_grads]
+    th.testing.assert_close(values[-1], value.detach(), rtol=0, atol=1e-12)
+    for mine, leaf in zip(actual, leaves, strict=True):
+        assert mine is not None
+        assert leaf.grad is not None
+        th.testing.assert_close(mine.reshape(leaf.grad.shape), leaf.grad, rtol=1e-12, atol=1e-12)
+
+
+@given(
+    pi=NETS,
+    qf=NETS,
+    n_critics=st.integers(1, 4),
+    activation=st.sampled_from(sorted(ACTIVATIONS, key=str)),
+    critic_activation=st.sampled_from(["relu", "tanh", "elu"]),
+    batch=st.integers(1, 9),
+)
+@settings(deadline=None, max_examples=40)
+def test_policy_has_autograd_s_values_and_gradients(
+    pi: list[int], qf: list[int], n_critics: int, activation: type[nn.Module], critic_activation: str, batch: int
+) -> None:
+    """All that the update asks for, to 1e-6 of the largest gradient."""
+    policy = make_policy(
+        net_arch={"pi": pi, "qf": qf},
+        n_critics=n_critics,
+        activation_fn=activation,
+        critic_activation_fn=critic_activation,
+    )
+    obs, actions = th.randn(batch, 3, 2), th.rand(batch, 2) * 2 - 1
+    q_grad, q1_grad = th.randn(n_critics, batch, 1), th.randn(batch, 1)
+    results = []
+    for networks in (AutogradNetworks(policy), MlpNetworks(policy)):
+        q = networks.q_values(obs, actions)
+        networks.backward_critics(q, q_grad)
+        q1 = networks.q1_of_policy(obs)
+        networks.backward_actor(q1, q1_grad)
+        grads = [parameter.grad for net in (policy.critic, policy.actor) for parameter in net.parameters()]
+        values = [networks.target_actions(obs), networks.target_q_values(obs, actions), q, q1, *grads]
+        results.append([value.detach().clone() for value in values if value is not None])
+    for mine, autograd_s in zip(results[1], results[0], strict=True):
+        scale = max(1.0, autograd_s.abs().max().item())
+        np.testing.assert_allclose(mine.numpy() / scale, autograd_s.numpy() / scale, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"layer_norm": True},
+        {"actor_layer_norm": True},
+        {"stochastic_actor": True},
+        {"activation_fn": nn.GELU},
+        {"critic_activation_fn": "silu"},
+        {"activation_fn": nn.PReLU},
+        {"optimizer_class": th.optim.Adafactor},
+    ],
+)
+def test_other_networks_take_autograd(kwargs: dict[str, Any]) -> None:
+    assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
+    assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
+
+
+def test_networks_that_changed_are_noticed() -> None:
+    """New tensors, frozen parameters and gradients that were taken away would else be learned from in silence."""
+    for change in (
+        lambda policy: policy.critic.optimizer.zero_grad(),
+        lambda policy: policy.actor.mu[0].requires_grad_(False),
+        lambda policy: setattr(policy.actor.mu[0].weight, "data", policy.actor.mu[0].weight.data.clone()),
+    ):
+        policy = make_policy(net_arch=[4])
+        networks = make_networks(policy)
+        assert networks.is_current()
+        change(policy)
+        assert not networks.is_current()
