@@ -1,5 +1,6 @@
 """The written-out gradients against autograd's."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_chain_rule_in_double_precision(net: list[int], n: int, batch: int, name
     th.manual_seed(batch)
     ensemble = (n,) if n else ()
     sizes = [4, *net, 2]
-    weights = [th.randn(*ensemble, out, in_, dtype=th.double) for in_, out in zip(sizes, sizes[1:], strict=False)]
+    weights = [th.randn(*ensemble, out, in_, dtype=th.double) for in_, out in pairwise(sizes)]
     biases = [th.randn(*ensemble, *([1] if n else []), out, dtype=th.double) for out in sizes[1:]]
     bias_grads = [th.zeros(*ensemble, out, dtype=th.double) for out in sizes[1:]]
     activation = ACTIVATIONS[name]
