@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
@@ -127,6 +128,14 @@ class AutogradNetworks:
         """
         return True
 
+    def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
+        """
+        :param obs: observations of vectorised envs
+        :return: the policy's actions, not deterministic if it is stochastic, scaled to [-1, 1], (n_envs, *action_shape)
+        """
+        actions, _ = self.policy.predict(obs, deterministic=False)
+        return self.policy.scale_action(actions)
+
     def target_actions(self, obs: th.Tensor) -> th.Tensor:
         """
         :param obs: observations
@@ -208,6 +217,7 @@ class MlpNetworks:
         assert isinstance(policy.critic_target, CriticEnsemble)
         self.policy = policy
         self.n_critics = policy.critic.n_critics
+        self._action_shape = policy.action_space.shape or ()
         for parameter in chain(policy.actor.parameters(), policy.critic.parameters()):
             parameter.grad = th.zeros_like(parameter)
         self._actor = Mlp(_actor_layers(policy.actor, with_grad=True))
@@ -254,6 +264,12 @@ class MlpNetworks:
         :return: for each parameter where its numbers and its gradient are, and whether it is learned
         """
         return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._parameters]
+
+    @th.no_grad()
+    def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
+        tensor = th.as_tensor(obs, device=self._actor.layers[0].weight.device)
+        actions: np.ndarray = self._actor.forward(_features(tensor))[-1].cpu().numpy()
+        return actions.reshape(-1, *self._action_shape)
 
     @th.no_grad()
     def target_actions(self, obs: th.Tensor) -> th.Tensor:

@@ -415,10 +415,10 @@ class TD3X(OffPolicyAlgorithm):
         warm_up = self.num_timesteps < learning_starts
         if warm_up:
             actions = np.array([self.action_space.sample() for _ in range(n_envs)])
+            scaled_actions = self.policy.scale_action(actions)
         else:
             assert self._last_obs is not None, "self._last_obs was not set"
-            actions, _ = self.predict(self._last_obs, deterministic=False)
-        scaled_actions = self.policy.scale_action(actions)
+            scaled_actions = self._networks.scaled_actions(self._last_obs)
         if action_noise is not None and not self._stochastic_actor:
             scaled_actions = np.clip(scaled_actions + self.action_noise_scale * action_noise(), -1, 1)
         check_finite("action", scaled_actions, self.num_timesteps)

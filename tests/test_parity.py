@@ -246,7 +246,8 @@ def test_same_rollout_as_sb3() -> None:
         models.append(model)
     for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
         expected, actual = (getattr(model.replay_buffer, name)[:700] for model in models)
-        np.testing.assert_array_equal(actual, expected, err_msg=name)
+        # The same draws; actions are scaled by other operations
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_fused_and_plain_adam_agree() -> None:

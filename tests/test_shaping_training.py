@@ -98,7 +98,8 @@ def test_hook_sees_every_step_as_it_was(n_envs: int) -> None:
         steps = Steps(40, env_idx)
         for name in ("observations", "next_observations", "rewards", "terminations", "truncations"):
             np.testing.assert_array_equal(hook.seen(name, env_idx), getattr(steps, name), err_msg=name)
-        np.testing.assert_array_equal(hook.seen("actions", env_idx), model.replay_buffer.actions[:40, env_idx])
+        stored = model.replay_buffer.actions[:40, env_idx]
+        np.testing.assert_allclose(hook.seen("actions", env_idx), stored, rtol=0, atol=1e-6)
         assert_stored(model, env_idx, steps, 2 * steps.rewards, steps.terminations)
     for batch in hook.batches:
         assert (batch.n_envs, batch.gamma, len(batch.infos)) == (n_envs, 0.7, n_envs)

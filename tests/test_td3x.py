@@ -37,6 +37,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from sb3_td3x import TD3X, CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_td3x.buffers import PackedReplayBuffer
 
 
 def make(env: Any = None, **kwargs: Any) -> TD3X:
@@ -505,7 +506,7 @@ def test_own_buffer_class() -> None:
     model = make(replay_buffer_class=LoggingBuffer, replay_buffer_kwargs={"note": "mine"}).learn(10)
     assert isinstance(model.replay_buffer, LoggingBuffer)
     assert model.replay_buffer.note == "mine"
-    assert type(make().replay_buffer) is ReplayBuffer
+    assert isinstance(make().replay_buffer, PackedReplayBuffer)
     with pytest.warns(UserWarning, match=r"n_steps=3"):
         make(replay_buffer_class=LoggingBuffer, n_steps=3)
 
