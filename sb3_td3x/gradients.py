@@ -238,7 +238,8 @@ class MlpNetworks:
         """
         space = policy.observation_space
         return (
-            isinstance(policy, TD3XPolicy)
+            # A subclass may act in another way
+            type(policy) is TD3XPolicy
             and type(policy.actor) is Actor
             and type(policy.critic) is CriticEnsemble
             and policy.features_extractor_class is FlattenExtractor

@@ -328,8 +328,7 @@ class TD3X(OffPolicyAlgorithm):
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         self._update_learning_rates()
-        if not self._networks.is_current():
-            self._networks = make_networks(self.policy)
+        self._refresh_networks()
         critic_losses, actor_losses, q_means = [], [], []
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
@@ -350,6 +349,11 @@ class TD3X(OffPolicyAlgorithm):
             self.logger.record("train/q_mean", th.stack(q_means).mean().item())
         if actor_losses:
             self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
+
+    def _refresh_networks(self) -> None:
+        """Follow changes to the policy from outside, such as frozen or replaced parameters."""
+        if not self._networks.is_current():
+            self._networks = make_networks(self.policy)
 
     def _update_learning_rates(self) -> None:
         """Set the learning rates to their schedules' values."""
@@ -475,6 +479,7 @@ class TD3X(OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As in SB3; notes how many env timesteps were taken."""
+        self._refresh_networks()
         rollout = super().collect_rollouts(*args, **kwargs)
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout

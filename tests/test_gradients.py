@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sb3_td3x import MlpPolicy
+from sb3_td3x import TD3X, MlpPolicy
 from sb3_td3x.gradients import ACTIVATIONS, AutogradNetworks, Layer, Mlp, MlpNetworks, make_networks
 
 NETS = st.lists(st.integers(1, 24), max_size=3)
@@ -104,6 +104,25 @@ def test_policy_has_autograd_s_values_and_gradients(
 def test_other_networks_take_autograd(kwargs: dict[str, Any]) -> None:
     assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
     assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
+
+
+class StillPolicy(MlpPolicy):
+    """A user's policy that acts in its own way."""
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
+        return th.zeros(len(observation), 1)
+
+
+def test_rollouts_follow_the_policy_as_it_is() -> None:
+    """Parameters replaced before training, and a subclass that predicts otherwise, act in the rollout."""
+    model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10)
+    last = model.actor.mu[-2]
+    last.weight.data, last.bias.data = th.zeros_like(last.weight), th.full_like(last.bias, 0.5)
+    model.learn(5)
+    np.testing.assert_allclose(model.replay_buffer.actions[:5], np.tanh(0.5), rtol=1e-5)
+
+    model = TD3X(StillPolicy, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
+    np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
 
 
 def test_networks_that_changed_are_noticed() -> None:
