@@ -29,13 +29,13 @@ from stable_baselines3.common.utils import (
 )
 
 from sb3_td3x import sb3_compat
+from sb3_td3x.archive import SavePath, read_zip
 from sb3_td3x.buffers import (
     check_loaded_replay_buffer,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
     make_replay_buffer,
 )
-from sb3_td3x.checkpoint import SavePath, read_zip
 from sb3_td3x.gradients import AutogradNetworks, MlpNetworks, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
