@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(run=print_status)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_zoo_command(commands)
+    add_resume_command(commands)
 
     args = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
@@ -88,6 +89,38 @@ def run_zoo(args: argparse.Namespace) -> int:
         return 2
     sys.argv[1:] = args.arguments
     runpy.run_module(f"rl_zoo3.{args.name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def add_resume_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """
+    :param commands: where to add the command
+    """
+    parser = commands.add_parser(
+        "resume",
+        help="go on with an interrupted run of the zoo",
+        description="Goes on from the newest whole checkpoint of a run, with the run's own settings, in its own "
+        "folder, until its number of timesteps. It needs --save-freq, or a ResumableCheckpoint in the YAML's "
+        "callbacks. As in all of the zoo, the settings of a folder may execute code: resume none that you do not "
+        "trust.",
+    )
+    parser.add_argument("folder", type=Path, help="the folder of the run, such as logs/td3x/Pendulum-v1_1")
+    parser.set_defaults(run=run_resume)
+
+
+def run_resume(args: argparse.Namespace) -> int:
+    """
+    :param args: ``folder`` of the run
+    :return: exit code
+    """
+    autoload.install(force=True)
+    from sb3_td3x.zoo_resume import UnusableRunError, resume_run
+
+    try:
+        resume_run(args.folder)
+    except UnusableRunError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

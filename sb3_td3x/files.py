@@ -1,10 +1,12 @@
 """Writing files so that a kill or a full disk leaves the old file or the new one, whole."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 # What a killed process may leave behind; safe to delete once no process writes there
@@ -57,3 +59,32 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """
+    What a file must be to be whole.
+
+    :param name: its name
+    :param size: in bytes
+    :param sha256: checksum of its contents, in hexadecimal digits
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
+def file_record(path: pathlib.Path) -> FileRecord:
+    """
+    :param path: a file
+    :return: its size and checksum now
+    :raises OSError: it cannot be read
+    """
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            size += len(block)
+    return FileRecord(path.name, size, digest.hexdigest())

@@ -1,6 +1,7 @@
 """TD3X: Twin Delayed DDPG (Fujimoto et al. 2018) for users of Stable-Baselines3 and RL Zoo."""
 
 import inspect
+import pathlib
 import warnings
 from typing import Any, ClassVar, TypeVar
 
@@ -36,6 +37,7 @@ from sb3_td3x.buffers import (
     check_terminations_can_be_stored,
     make_replay_buffer,
 )
+from sb3_td3x.checkpoint import Resumed, guarded_training, resume
 from sb3_td3x.gradients import AutogradNetworks, MlpNetworks, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -310,6 +312,8 @@ class TD3X(OffPolicyAlgorithm):
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
         self._shaping: RewardShaping | None = None
+        # The checkpoint that it goes on from, until its next `learn`
+        self._resumed: Resumed | None = None
 
         if _init_setup_model:
             self._setup_model()
@@ -500,7 +504,8 @@ class TD3X(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> SelfTD3X:
         """
-        Return a trained model.
+        Return a trained model. If an error or a signal ends the training, it is saved first where
+        ``sb3_td3x.checkpoint.ResumableCheckpoint`` is among the callbacks.
 
         :param total_timesteps: The total number of samples (env steps) to train on
         :param callback: callback(s) called at every step with state of the algorithm.
@@ -510,14 +515,15 @@ class TD3X(OffPolicyAlgorithm):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
         """
-        return super().learn(
-            total_timesteps=total_timesteps,
-            callback=callback,
-            log_interval=log_interval,  # type: ignore[arg-type]
-            tb_log_name=tb_log_name,
-            reset_num_timesteps=reset_num_timesteps,
-            progress_bar=progress_bar,
-        )
+        with guarded_training(self, callback):
+            return super().learn(
+                total_timesteps=total_timesteps,
+                callback=callback,
+                log_interval=log_interval,  # type: ignore[arg-type]
+                tb_log_name=tb_log_name,
+                reset_num_timesteps=reset_num_timesteps,
+                progress_bar=progress_bar,
+            )
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         """As in SB3; fits the noise to the number of envs, also after loading, and checks the first observations."""
@@ -698,6 +704,30 @@ class TD3X(OffPolicyAlgorithm):
             model._setup_shaping()
         return model
 
+    @classmethod
+    def resume(
+        cls: type[SelfTD3X],
+        directory: str | pathlib.Path,
+        env: GymEnv,
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfTD3X:
+        """
+        Go on from the newest whole checkpoint of a ``sb3_td3x.checkpoint.ResumableCheckpoint``::
+
+            model = TD3X.resume("checkpoints", env)
+            callback = ResumableCheckpoint("checkpoints")
+            model.learn(total_timesteps - model.num_timesteps, callback, reset_num_timesteps=False)
+
+        :param directory: the folder of the checkpoints
+        :param env: the envs, made as those of the run were; they begin new episodes
+        :param device: Device on which the code should run.
+        :param kwargs: further arguments of ``load``
+        :return: the agent with its replay buffer, counters and random generators
+        :raises ValueError: there is no whole checkpoint, or the envs or arguments do not fit it
+        """
+        return resume(cls, directory, env, device, **kwargs)
+
     def to_sb3(self) -> TD3:
         """
         The agent as SB3's ``TD3``, for use where sb3_td3x is not installed: same networks, optimizers and counters.
@@ -765,6 +795,7 @@ class TD3X(OffPolicyAlgorithm):
             "qf_lr_schedule",
             "_shaping",
             "_replay_buffer",
+            "_resumed",
         ]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
+from sb3_td3x.checkpoint import ResumableCheckpoint, tuning
 from sb3_td3x.policies import MultiInputPolicy
 from sb3_td3x.td3x import TD3X
 
@@ -78,7 +79,7 @@ def register_search_space(hyperparams_opt: ModuleType) -> None:
 def patch_experiment_manager(exp_manager: ModuleType) -> None:
     """
     Teach the zoo's ``ExperimentManager``, for td3x alone, where the default hyperparameters lie, to let a trial see its
-    manager, and to rebuild a stored trial exactly.
+    manager, to rebuild a stored trial exactly, and to tell checkpoints their folder.
 
     :param exp_manager: ``rl_zoo3.exp_manager``
     """
@@ -89,6 +90,7 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
     init = manager_class.__init__
     read_hyperparameters: Callable[[ExperimentManager], Hyperparams] = manager_class.read_hyperparameters
     objective: Callable[[ExperimentManager, optuna.Trial], float] = manager_class.objective
+    create_callbacks: Callable[[ExperimentManager], None] = manager_class.create_callbacks
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -133,15 +135,49 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
         # A copy for each trial, because the discount of `VecNormalize` differs from trial to trial
         manager = copy.copy(self)
         manager.normalize_kwargs = dict(self.normalize_kwargs)
-        token = _trial_manager.set(manager)
+        token, tuning_token = _trial_manager.set(manager), tuning.set(True)
         try:
             return objective(manager, trial)
         finally:
             _trial_manager.reset(token)
+            tuning.reset(tuning_token)
+
+    @functools.wraps(create_callbacks)
+    def td3x_create_callbacks(self: "ExperimentManager") -> None:
+        # The zoo turns it into a number of vectorised steps
+        save_freq = self.save_freq
+        create_callbacks(self)
+        if self.algo == ALGO and not self.optimize_hyperparameters:
+            place_checkpoints(self, save_freq)
 
     manager_class.__init__ = td3x_init
     manager_class.read_hyperparameters = td3x_read_hyperparameters
     manager_class.objective = td3x_objective
+    manager_class.create_callbacks = td3x_create_callbacks
+
+
+def checkpoint_folder(run_folder: str | Path) -> Path:
+    """
+    :param run_folder: the folder of a run
+    :return: where its checkpoints are
+    """
+    return Path(run_folder) / "checkpoints"
+
+
+def place_checkpoints(manager: "ExperimentManager", save_freq: int) -> None:
+    """
+    Tell checkpoints the folder of the run, and add one where the zoo is asked to save the agent.
+
+    :param manager: the manager, with its callbacks
+    :param save_freq: env timesteps between the zoo's own checkpoints; <= 0: none
+    """
+    checkpoints = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
+    if save_freq > 0 and not checkpoints:
+        checkpoints = [ResumableCheckpoint(save_freq=save_freq)]
+        manager.callbacks.extend(checkpoints)
+    for checkpoint in checkpoints:
+        if checkpoint.save_path is None:
+            checkpoint.save_path = checkpoint_folder(manager.save_path)
 
 
 def suggest_td3x_params(trial: "optuna.Trial", n_step: bool, her: bool) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Going on with an interrupted run of RL Zoo, by the zoo's own training command."""
+
+import argparse
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import gymnasium as gym
+import rl_zoo3.train
+import yaml
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_td3x.checkpoint import read_state
+from sb3_td3x.checkpoint_folder import newest_whole_checkpoint
+from sb3_td3x.run_logs import cut_monitor_files, go_on_monitoring, monitor_start
+from sb3_td3x.td3x import TD3X
+from sb3_td3x.zoo import ALGO, Hyperparams, checkpoint_folder
+
+
+class UnusableRunError(ValueError):
+    """A folder without a run that could go on."""
+
+
+def resume_run(folder: Path) -> None:
+    """
+    Go on with a run from its newest whole checkpoint, in its own folder, until its number of timesteps.
+
+    :param folder: the folder of the run
+    :raises UnusableRunError: it holds no run of td3x, or no checkpoint that is whole
+    """
+    config_folder = _config_folder(folder)
+    # The zoo's own way to read what it wrote
+    args = argparse.Namespace(**yaml.load((config_folder / "args.yml").read_text(), Loader=yaml.UnsafeLoader))
+    if args.algo != ALGO or args.optimize_hyperparameters:
+        raise UnusableRunError(f"{folder} is no training of {ALGO}")
+    try:
+        checkpoint = newest_whole_checkpoint(checkpoint_folder(folder))
+    except ValueError as error:
+        raise UnusableRunError(str(error)) from None
+    # The checkpoint has what the run took from another agent
+    args.trained_agent = ""
+    print(f"Going on from {checkpoint.path}")
+    cut_monitor_files(folder, read_state(checkpoint)["monitor_sizes"])
+    with (
+        mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),
+        mock.patch.object(rl_zoo3.train, "ExperimentManager", functools.partial(ResumedExperiment, folder)),
+    ):
+        rl_zoo3.train.train()
+
+
+class ResumedExperiment(ExperimentManager):
+    """
+    The zoo's manager of a run that goes on.
+
+    :param folder: the folder of the run
+    :param args: as of the zoo's manager
+    :param kwargs: as of the zoo's manager
+    """
+
+    def __init__(self, folder: Path, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.save_path = str(folder)
+        self.params_path = str(_config_folder(folder))
+        # Lets the zoo ask for an agent instead of making one
+        self.continue_training = True
+
+    def read_hyperparameters(self) -> Hyperparams:
+        """
+        :return: those that the run was started with, twice
+        """
+        path = Path(self.params_path) / "config.yml"
+        print(f"Loading hyperparameters from: {path}")
+        hyperparams = yaml.load(path.read_text(), Loader=yaml.UnsafeLoader)
+        return dict(hyperparams), dict(hyperparams)
+
+    def _preprocess_hyperparams(
+        self, hyperparams: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[gym.Env], gym.Env], list[BaseCallback], Callable[[VecEnv], VecEnv] | None]:
+        """
+        As in the zoo; the Monitors of the envs go on writing their files.
+
+        :param hyperparams: as read
+        :return: arguments of the constructor, wrapper of each env, callbacks, and wrapper of all envs
+        """
+        hyperparams, env_wrapper, callbacks, vec_env_wrapper = super()._preprocess_hyperparams(hyperparams)
+        starts = [monitor_start(path) for path in Path(self.save_path).glob("*monitor.csv")]
+        start = min((value for value in starts if value is not None), default=None)
+        self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": start is None}
+        return hyperparams, functools.partial(go_on_monitoring, start, env_wrapper), callbacks, vec_env_wrapper
+
+    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        """
+        :param hyperparams: not used, the agent has them
+        :param env: the envs of the training
+        :return: the agent of the newest whole checkpoint
+        """
+        model = TD3X.resume(checkpoint_folder(self.save_path), env, self.device)
+        model.verbose = self.verbose
+        return model
+
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        """
+        The files of the run stay as they are.
+
+        :param saved_hyperparams: not used
+        """
+
+    def learn(self, model: BaseAlgorithm) -> None:
+        """
+        :param model: the agent, which learns what remains of the run
+        """
+        super().learn(_Remaining(model))  # type: ignore[arg-type]
+
+
+class _Remaining:
+    """
+    What the zoo's ``learn`` needs of an agent, with the timesteps of a run counted from its start.
+
+    :param model: the agent
+    """
+
+    def __init__(self, model: BaseAlgorithm):
+        self.model = model
+        self.env = model.env
+
+    def learn(self, total_timesteps: int, **kwargs: Any) -> None:
+        """
+        :param total_timesteps: of the whole run
+        :param kwargs: further arguments
+        """
+        self.model.learn(total_timesteps - self.model.num_timesteps, reset_num_timesteps=False, **kwargs)
+
+
+def _saved_arguments(args: argparse.Namespace) -> type[argparse.ArgumentParser]:
+    """
+    :param args: the arguments of the run
+    :return: a parser that returns them, with defaults for options that the zoo did not know then
+    """
+
+    class SavedArguments(argparse.ArgumentParser):
+        def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:  # type: ignore[override]
+            return super().parse_args([], args)
+
+    return SavedArguments
+
+
+def _config_folder(folder: Path) -> Path:
+    """
+    :param folder: the folder of a run
+    :return: where the zoo wrote its configuration
+    :raises UnusableRunError: there is none
+    """
+    found = [path.parent for path in folder.glob("*/args.yml")]
+    if len(found) != 1:
+        raise UnusableRunError(f"{folder} is no folder of a run of RL Zoo: it has {len(found)} args.yml, expected one")
+    return found[0]
