@@ -28,7 +28,13 @@ from sb3_td3x.checkpoint_folder import (
     remove_all_but,
     write_checkpoint,
 )
-from sb3_td3x.interruption import PIPE_ERRORS, TerminationRequest, dead_worker_error, describe_workers
+from sb3_td3x.interruption import (
+    PIPE_ERRORS,
+    TerminationRequest,
+    broken_pipes_to_dead_workers,
+    dead_worker_error,
+    describe_workers,
+)
 from sb3_td3x.replay_segments import (
     Chain,
     bookkeeping,
@@ -454,7 +460,8 @@ def guarded_training(model: "TD3X", callback: MaybeCallback) -> Iterator[None]:
     checkpoints = [child for child in found if isinstance(child, ResumableCheckpoint)]
     workers = describe_workers(model.env)
     try:
-        yield
+        with broken_pipes_to_dead_workers(model.env):
+            yield
     except BaseException as error:
         for checkpoint in checkpoints:
             checkpoint.on_error(error)

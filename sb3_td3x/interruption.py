@@ -1,9 +1,14 @@
 """What ends a training from outside: a request to terminate, and the death of an env's process."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
@@ -70,7 +75,49 @@ def describe_workers(env: VecEnv | None) -> list[str]:
     :return: for envs in processes of their own, what each is, to be asked while they live; else an empty list
     """
     # Their texts, not their specs: what cannot be pickled would end the process
-    return [str(text) for text in env.env_method("__str__")] if env is not None and _processes(env) else []
+    subproc_env = _subproc_env(env)
+    return [] if subproc_env is None else [str(text) for text in subproc_env.env_method("__str__")]
+
+
+@contextlib.contextmanager
+def broken_pipes_to_dead_workers(env: VecEnv | None) -> Iterator[None]:
+    """
+    Let a training notice the death of an env's process. After a fork the processes that were started earlier hold its
+    end of the pipe open, so that reading from it would wait forever.
+
+    :param env: the envs of the training
+    """
+    subproc_env = _subproc_env(env)
+    if subproc_env is None or os.name != "posix":
+        yield
+        return
+    remotes = {
+        process.sentinel: remote for process, remote in zip(subproc_env.processes, subproc_env.remotes, strict=True)
+    }
+    stop, stopper = multiprocessing.Pipe(duplex=False)
+    thread = threading.Thread(target=_break_pipes, args=(remotes, stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopper.close()
+        thread.join()
+        stop.close()
+
+
+def _break_pipes(remotes: dict[int, Any], stop: Connection) -> None:
+    """
+    :param remotes: the pipes to the processes, by their sentinels
+    :param stop: becomes ready when there is nothing more to do
+    """
+    while remotes:
+        ready: Any = wait([*remotes, stop])
+        if stop in ready:
+            return
+        for sentinel in ready:
+            # What the process sent before can still be read
+            with socket.socket(fileno=os.dup(remotes.pop(sentinel).fileno())) as pipe:
+                pipe.shutdown(socket.SHUT_RDWR)
 
 
 def dead_worker_error(env: VecEnv | None, workers: list[str], seed: int | None, timestep: int) -> RuntimeError | None:
@@ -81,7 +128,8 @@ def dead_worker_error(env: VecEnv | None, workers: list[str], seed: int | None, 
     :param timestep: number of env timesteps so far
     :return: an error that names the first env whose process has ended; None if all live
     """
-    processes = _processes(env) if env is not None else []
+    subproc_env = _subproc_env(env)
+    processes: list[Any] = [] if subproc_env is None else subproc_env.processes
     # The pipe may break before the process has ended
     deadline = time.monotonic() + 2
     while processes and time.monotonic() < deadline:
@@ -99,11 +147,11 @@ def dead_worker_error(env: VecEnv | None, workers: list[str], seed: int | None, 
     return None
 
 
-def _processes(env: VecEnv) -> list[Any]:
+def _subproc_env(env: VecEnv | None) -> SubprocVecEnv | None:
     """
     :param env: envs
-    :return: their processes, if they have any of their own
+    :return: what holds their processes, if they have any of their own
     """
     while isinstance(env, VecEnvWrapper):
         env = env.venv
-    return env.processes if isinstance(env, SubprocVecEnv) else []
+    return env if isinstance(env, SubprocVecEnv) else None

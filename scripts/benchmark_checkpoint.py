@@ -1,0 +1,76 @@
+"""
+What a checkpoint costs with a full replay buffer of a million transitions of BipedalWalker.
+
+    python scripts/benchmark_checkpoint.py
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_td3x import TD3X
+from sb3_td3x.checkpoint import ResumableCheckpoint
+
+
+class Timed(ResumableCheckpoint):
+    """Keeps how long each checkpoint took, in seconds."""
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self.seconds: list[float] = []
+
+    def _save(self) -> bool:
+        start = time.perf_counter()
+        saved = super()._save()
+        self.seconds.append(time.perf_counter() - start)
+        return saved
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transitions", type=int, default=1_000_000, help="size of the replay buffer, which is full")
+    parser.add_argument("--save-freq", type=int, default=10_000, help="env timesteps between two checkpoints")
+    parser.add_argument("--checkpoints", type=int, default=8, help="how many to time")
+    parser.add_argument("--steps", type=int, default=1_000, help="how many env timesteps of training to time")
+    args = parser.parse_args()
+
+    env = make_vec_env("BipedalWalker-v3", seed=0)
+    model = TD3X("MlpPolicy", env, buffer_size=args.transitions, learning_starts=100, seed=0, device="cpu")
+    # The first updates take longer
+    model.learn(300)
+    start = time.perf_counter()
+    model.learn(args.steps, reset_num_timesteps=False)
+    step_seconds = (time.perf_counter() - start) / args.steps
+
+    rng = np.random.default_rng(0)
+    rows = model.replay_buffer.__dict__["_rows"]
+    for first in range(0, len(rows), 100_000):
+        rows[first : first + 100_000] = rng.standard_normal(rows[first : first + 100_000].shape, dtype=np.float32)
+    model.replay_buffer.full = True
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        callback = Timed(folder, args.save_freq)
+        # Only random actions, which are fast: no updates
+        model.learning_starts = 10**9
+        model.learn(args.save_freq * (args.checkpoints + 1), callback)
+        start = time.perf_counter()
+        TD3X.resume(folder, env, device="cpu")
+        resume_seconds = time.perf_counter() - start
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    first, *others = callback.seconds[: args.checkpoints + 1]
+    median = statistics.median(others)
+    print(f"training: {1 / step_seconds:.0f} steps/s, {step_seconds * args.save_freq:.1f} s for {args.save_freq} steps")
+    print(
+        f"first checkpoint, with the whole replay buffer: {first:.2f} s; the folder at the end: {size / 2**20:.0f} MiB"
+    )
+    print(f"others: median {median:.3f} s, longest {max(others):.3f} s")
+    print(f"share of training time: {100 * median / (step_seconds * args.save_freq):.2f}%")
+    print(f"resuming: {resume_seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

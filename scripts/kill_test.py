@@ -1,0 +1,237 @@
+"""
+Kill trainings at random moments, resume them, and look whether anything was lost but what came after the last
+checkpoint. Exact runs must end with the parameters of the run that was never killed.
+
+    python scripts/kill_test.py --kills 200
+"""
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import multiprocessing
+import random
+import tempfile
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from stable_baselines3.common.monitor import Monitor, load_results
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
+
+from sb3_td3x import TD3X
+from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
+from sb3_td3x.files import TEMPORARY_PATTERN
+from sb3_td3x.run_logs import cut_monitor_files
+
+# So that a child starts in milliseconds, with everything imported
+CONTEXT = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """
+    A kind of run.
+
+    :param name: its name
+    :param n_envs: number of envs
+    :param in_processes: whether each env has a process of its own
+    :param exact: as of ``ResumableCheckpoint``
+    """
+
+    name: str
+    n_envs: int
+    in_processes: bool
+    exact: bool
+
+
+SETTINGS = (
+    Setting("exact, 1 env", 1, False, True),
+    Setting("exact, 8 envs", 8, False, True),
+    Setting("exact, 2 envs in processes", 2, True, True),
+    Setting("1 env", 1, False, False),
+    Setting("4 envs", 4, False, False),
+)
+
+FAILURES = (
+    "damaged checkpoints",
+    "lost checkpoints",
+    "exact runs with other parameters",
+    "monitor files with repeats",
+)
+
+
+def make_envs(setting: Setting, folder: Path) -> VecEnv:
+    """
+    :param setting: the kind of run
+    :param folder: the folder of the run, for the Monitors' files
+    :return: normalised Pendulums
+    """
+
+    def make_env(rank: int) -> gym.Env:
+        path = folder / f"{rank}.monitor.csv"
+        return Monitor(gym.make("Pendulum-v1"), str(path), override_existing=not path.exists())
+
+    functions = [lambda rank=rank: make_env(rank) for rank in range(setting.n_envs)]
+    envs = SubprocVecEnv(functions, "fork") if setting.in_processes else DummyVecEnv(functions)
+    return VecNormalize(envs)
+
+
+def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Connection | None) -> str:
+    """
+    Train from the newest checkpoint on, or from the start.
+
+    :param setting: the kind of run
+    :param folder: the folder of the run
+    :param steps: env timesteps of the whole run
+    :param save_freq: as of ``ResumableCheckpoint``
+    :param pipe: where to tell the timestep of each checkpoint, once it is written, and the result
+    :return: checksum of the parameters at the end
+    """
+    th.set_num_threads(1)
+    checkpoints = folder / "checkpoints"
+
+    class Told(ResumableCheckpoint):
+        def _on_training_start(self) -> None:
+            super()._on_training_start()
+            if pipe is not None:
+                pipe.send("training")
+
+        def _save(self) -> bool:
+            if pipe is not None:
+                pipe.send("saving")
+            saved = super()._save()
+            if saved and pipe is not None:
+                pipe.send(self.model.num_timesteps)
+            return saved
+
+    if list_checkpoints(checkpoints):
+        cut_monitor_files(folder, read_state(newest_whole_checkpoint(checkpoints))["monitor_sizes"])
+        model = TD3X.resume(checkpoints, make_envs(setting, folder))
+    else:
+        for path in folder.glob("*.csv"):
+            path.unlink()
+        model = TD3X(
+            "MlpPolicy",
+            make_envs(setting, folder),
+            learning_starts=100,
+            # Smaller than the run is long, so that the ring is overwritten
+            buffer_size=1000,
+            batch_size=16,
+            train_freq=2,
+            n_steps=3,
+            policy_kwargs={"net_arch": [16]},
+            action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.2 * np.ones(1)),
+            reward_shaping={"sb3_td3x.shaping.RewardScale": {"scale": 0.1}},
+            seed=1,
+            device="cpu",
+        )
+    callback = Told(checkpoints, save_freq, exact=setting.exact, verbose=0)
+    model.learn(steps - model.num_timesteps, callback, reset_num_timesteps=not model.num_timesteps)
+    digest = hashlib.sha256()
+    for parameter in model.policy.state_dict().values():
+        digest.update(parameter.numpy().tobytes())
+    if pipe is not None:
+        pipe.send(digest.hexdigest())
+    return digest.hexdigest()
+
+
+def run_until_killed(
+    setting: Setting, folder: Path, args: argparse.Namespace, rng: random.Random | None
+) -> tuple[int, str | None]:
+    """
+    :param setting: the kind of run
+    :param folder: the folder of the run
+    :param args: ``steps`` and ``save_freq``
+    :param rng: decides the moment of the kill, every second time while a checkpoint is written; None: no kill
+    :return: timestep of the last checkpoint that was surely written, and the result if the run ended before
+    """
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=train, args=(setting, folder, args.steps, args.save_freq, sender))
+    process.start()
+    sender.close()
+    told: list[int | str] = []
+
+    def read_until(word: str | None) -> None:
+        with contextlib.suppress(EOFError):
+            while word is None or word not in told:
+                told.append(receiver.recv())
+
+    if rng is not None:
+        while_saving = rng.random() < 0.5
+        read_until("saving" if while_saving else "training")
+        time.sleep(rng.uniform(0, 0.03 if while_saving else args.seconds))
+        process.kill()
+    read_until(None)
+    process.join()
+    if process.exitcode not in (0, -9):
+        raise SystemExit(f"{setting.name}: a resumed run ended with exit code {process.exitcode}")
+    steps = [entry for entry in told if isinstance(entry, int)]
+    digests = [entry for entry in told if isinstance(entry, str) and entry not in ("training", "saving")]
+    return max(steps, default=0), digests[0] if digests else None
+
+
+def main(argv: list[str] | None = None) -> Counter[str]:
+    """
+    :param argv: arguments, by default those of the process
+    :return: the counts
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="number of SIGKILLs")
+    parser.add_argument("--steps", type=int, default=3000, help="env timesteps of a run")
+    parser.add_argument("--save-freq", type=int, default=200, help="env timesteps between two checkpoints")
+    parser.add_argument("--seconds", type=float, default=1.5, help="longest time until a kill")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    args = parser.parse_args(argv)
+
+    # Imports some 1,500 modules of PyTorch, once for all children
+    th.optim.Adam([th.nn.Parameter(th.zeros(1))])
+    rng = random.Random(args.seed)
+    counts: Counter[str] = Counter()
+    expected: dict[str, str] = {}
+    start = time.monotonic()
+    for setting in itertools.cycle(SETTINGS):
+        if counts["kills"] >= args.kills:
+            break
+        if setting.exact and setting.name not in expected:
+            with tempfile.TemporaryDirectory() as folder, CONTEXT.Pool(1) as pool:
+                expected[setting.name] = pool.apply(train, (setting, Path(folder), args.steps, args.save_freq, None))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            result, written = None, 0
+            while result is None:
+                # After enough kills the last runs are let end
+                told, result = run_until_killed(setting, folder, args, rng if counts["kills"] < args.kills else None)
+                counts["kills"] += result is None
+                written = max(written, told)
+                counts["kills while saving"] += any(folder.rglob(TEMPORARY_PATTERN))
+                if written:
+                    with warnings.catch_warnings(record=True) as damage:
+                        warnings.simplefilter("always")
+                        checkpoint = newest_whole_checkpoint(folder / "checkpoints")
+                    counts["damaged checkpoints"] += len(damage)
+                    counts["resumed"] += 1
+                    counts["lost checkpoints"] += read_state(checkpoint)["num_timesteps"] < written
+            counts["runs"] += 1
+            if setting.exact:
+                counts["exact runs"] += 1
+                counts["exact runs with other parameters"] += result != expected[setting.name]
+            elif load_results(name)["l"].sum() > args.steps:
+                counts["monitor files with repeats"] += 1
+        print(f"{setting.name}: {dict(counts)}, {time.monotonic() - start:.0f} s", flush=True)
+    return counts
+
+
+if __name__ == "__main__":
+    result = main()
+    failures = {name: result[name] for name in FAILURES}
+    print(failures)
+    raise SystemExit(any(failures.values()))
