@@ -50,7 +50,8 @@ class TerminationRequest:
         self._installed = False
         if self.received:
             self.received = False
-            os.kill(os.getpid(), signal.SIGTERM)
+            # Unlike `os.kill`, it returns after the handler
+            signal.raise_signal(signal.SIGTERM)
 
     def let_through(self) -> None:
         """Do what the signal would have done. If the process goes on, the next one is held back again."""
@@ -76,7 +77,10 @@ def describe_workers(env: VecEnv | None) -> list[str]:
     """
     # Their texts, not their specs: what cannot be pickled would end the process
     subproc_env = _subproc_env(env)
-    return [] if subproc_env is None else [str(text) for text in subproc_env.env_method("__str__")]
+    if subproc_env is None or subproc_env.waiting:
+        # `waiting`: after an interrupted step the next answer is not to this question
+        return []
+    return [str(text) for text in subproc_env.env_method("__str__")]
 
 
 @contextlib.contextmanager
@@ -115,8 +119,8 @@ def _break_pipes(remotes: dict[int, Any], stop: Connection) -> None:
         if stop in ready:
             return
         for sentinel in ready:
-            # What the process sent before can still be read
-            with socket.socket(fileno=os.dup(remotes.pop(sentinel).fileno())) as pipe:
+            # What the process sent before can still be read. An error: the envs were closed
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(remotes.pop(sentinel).fileno())) as pipe:
                 pipe.shutdown(socket.SHUT_RDWR)
 
 

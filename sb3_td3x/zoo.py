@@ -11,7 +11,8 @@ import functools
 import inspect
 import io
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -156,6 +157,28 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
     manager_class.create_callbacks = td3x_create_callbacks
 
 
+class OptionalCheckpoint(ResumableCheckpoint):
+    """A checkpoint that nobody asked for by name: where it is not possible, a warning is enough."""
+
+    def _on_training_start(self) -> None:
+        with self._warning():
+            super()._on_training_start()
+
+    def _save(self) -> bool:
+        with self._warning():
+            return super()._save()
+        return False
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Turn itself off, with a warning, instead of raising a ``ValueError``."""
+        try:
+            yield
+        except ValueError as error:
+            warnings.warn(f"This run cannot be resumed: {error}", stacklevel=2)
+            self.on_leaving()
+
+
 def checkpoint_folder(run_folder: str | Path) -> Path:
     """
     :param run_folder: the folder of a run
@@ -173,7 +196,7 @@ def place_checkpoints(manager: "ExperimentManager", save_freq: int) -> None:
     """
     checkpoints = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
     if save_freq > 0 and not checkpoints:
-        checkpoints = [ResumableCheckpoint(save_freq=save_freq)]
+        checkpoints = [OptionalCheckpoint(save_freq=save_freq)]
         manager.callbacks.extend(checkpoints)
     for checkpoint in checkpoints:
         if checkpoint.save_path is None:

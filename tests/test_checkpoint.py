@@ -187,7 +187,7 @@ def dict_pendulum() -> gym.Env:
 def test_killed_exact_runs_in_processes_of_their_own() -> None:
     """SIGKILL at some ten random moments, by the script that does it two hundred times."""
     process = subprocess.run(
-        [sys.executable, str(KILL_TEST), "--kills", "10", "--steps", "800", "--seconds", "0.6"],
+        [sys.executable, str(KILL_TEST), "--kills", "10", "--steps", "500", "--seconds", "0.3"],
         capture_output=True,
         text=True,
         timeout=600,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from envs import counting_vec_env, tiny
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import load_results
 from test_zoo import make_manager
 from test_zoo_commands import environment, run_python, state_dicts_are_equal
@@ -133,6 +135,21 @@ def test_place_in_the_zoo(tmp_path: Path) -> None:
     manager.callbacks = []
     manager.create_callbacks()
     assert not any(isinstance(callback, ResumableCheckpoint) for callback in manager.callbacks)
+
+
+def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> None:
+    """--save-freq alone must not refuse what the zoo can do without checkpoints."""
+
+    class Own(ReplayBuffer):
+        pass
+
+    manager = make_manager(tmp_path, save_freq=10)
+    manager.callbacks = []
+    manager.create_callbacks()
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(replay_buffer_class=Own))
+    with pytest.warns(UserWarning, match="This run cannot be resumed: replay_buffer_class=Own is not allowed"):
+        model.learn(20, manager.callbacks)
+    assert not (Path(manager.save_path) / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.td3.policies import TD3Policy
 
@@ -24,6 +25,8 @@ CALLED = {
     "_convert_train_freq": [],
     "_wrap_env": ["env", "verbose", "monitor_wrapper"],
 }
+# Private methods of SB3's HerReplayBuffer that checkpoints call
+HER_CALLED = {"_compute_episode_length": ["env_idx"]}
 # The same for the policy
 POLICY_OVERRIDDEN = {
     "_get_constructor_parameters": [],
@@ -42,6 +45,11 @@ def parameters(cls: type, name: str) -> list[str]:
 @pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
 def test_sb3_still_has_the_method(name: str) -> None:
     assert parameters(OffPolicyAlgorithm, name) == {**OVERRIDDEN, **CALLED}[name]
+
+
+@pytest.mark.parametrize("name", HER_CALLED)
+def test_sb3_hindsight_buffer_still_has_the_method(name: str) -> None:
+    assert parameters(HerReplayBuffer, name) == HER_CALLED[name]
 
 
 @pytest.mark.parametrize("name", POLICY_OVERRIDDEN)

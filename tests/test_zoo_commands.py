@@ -25,6 +25,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
+from sb3_td3x.checkpoint_folder import list_checkpoints
 from sb3_td3x.zoo import hyperparams_path
 
 # One worker for the whole module: its tests share trained agents
@@ -208,6 +209,7 @@ class TestTrain:
 
     def test_files(self, trained: Run) -> None:
         files = {path.relative_to(trained.path).as_posix() for path in trained.path.rglob("*") if path.is_file()}
+        files = {name for name in files if not name.startswith("checkpoints/")}
         assert files == {
             f"{ENV}.zip",
             f"{ENV}/args.yml",
@@ -220,6 +222,8 @@ class TestTrain:
             "rl_model_200_steps.zip",
             "rl_model_400_steps.zip",
         }
+        checkpoints = [path.name for path in list_checkpoints(trained.path / "checkpoints")]
+        assert checkpoints == ["000002_400_steps", "000003_420_steps"]
         config = dict(yaml.load((trained.path / ENV / "config.yml").read_text(), Loader=yaml.UnsafeLoader))
         params = {param.partition(":")[0] for param in (*SMALL, SMALL_NET, *ADDITIONS)}
         assert config.keys() == DEFAULT.keys() | params
