@@ -117,7 +117,7 @@ FAULTS: dict[str, str] = {
     "process ends": "RuntimeError: The process of env 1",
     "callback raises": "InjectedError",
     "hook raises": "InjectedError",
-    "hook returns NaN": "ValueError: reward_shaping",
+    "hook returns NaN": "ValueError: FunctionShaping",
     "networks of NaN": "ValueError: The action of env",
     "interrupted": "KeyboardInterrupt",
     "terminated": "signal 15",

@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import itertools
 import multiprocessing
+import os
 import random
+import signal
 import tempfile
 import time
 import warnings
@@ -85,7 +87,7 @@ def make_envs(setting: Setting, folder: Path) -> VecEnv:
     return VecNormalize(envs)
 
 
-def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Connection | None) -> str:
+def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Connection) -> None:
     """
     Train from the newest checkpoint on, or from the start.
 
@@ -93,23 +95,22 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
     :param folder: the folder of the run
     :param steps: env timesteps of the whole run
     :param save_freq: as of ``ResumableCheckpoint``
-    :param pipe: where to tell the timestep of each checkpoint, once it is written, and the result
-    :return: checksum of the parameters at the end
+    :param pipe: where to tell the timestep of each checkpoint, once it is written, and the checksum of the parameters
+        at the end
     """
+    os.setpgrp()
     th.set_num_threads(1)
     checkpoints = folder / "checkpoints"
 
     class Told(ResumableCheckpoint):
         def _on_training_start(self) -> None:
             super()._on_training_start()
-            if pipe is not None:
-                pipe.send("training")
+            pipe.send("training")
 
         def _save(self) -> bool:
-            if pipe is not None:
-                pipe.send("saving")
+            pipe.send("saving")
             saved = super()._save()
-            if saved and pipe is not None:
+            if saved:
                 pipe.send(self.model.num_timesteps)
             return saved
 
@@ -139,9 +140,7 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
     digest = hashlib.sha256()
     for parameter in model.policy.state_dict().values():
         digest.update(parameter.numpy().tobytes())
-    if pipe is not None:
-        pipe.send(digest.hexdigest())
-    return digest.hexdigest()
+    pipe.send(digest.hexdigest())
 
 
 def run_until_killed(
@@ -172,6 +171,10 @@ def run_until_killed(
         read_until("saving" if n_saves else "training", max(n_saves, 1))
         time.sleep(rng.uniform(0, 0.03 if while_saving else args.seconds))
         process.kill()
+        # After a fork the processes of SB3's envs hold each other's pipes open, and would stay
+        process.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     read_until(None)
     process.join()
     if process.exitcode not in (0, -9):
@@ -198,14 +201,14 @@ def main(argv: list[str] | None = None) -> Counter[str]:
     th.optim.Adam([th.nn.Parameter(th.zeros(1))])
     rng = random.Random(args.seed)
     counts: Counter[str] = Counter()
-    expected: dict[str, str] = {}
+    expected: dict[str, str | None] = {}
     start = time.monotonic()
     for setting in itertools.cycle(SETTINGS):
         if counts["kills"] >= args.kills:
             break
         if setting.exact and setting.name not in expected:
-            with tempfile.TemporaryDirectory() as folder, CONTEXT.Pool(1) as pool:
-                expected[setting.name] = pool.apply(train, (setting, Path(folder), args.steps, args.save_freq, None))
+            with tempfile.TemporaryDirectory() as name:
+                expected[setting.name] = run_until_killed(setting, Path(name), args, None)[1]
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             result, written = None, 0
