@@ -671,11 +671,11 @@ def test_callbacks_go_on(tmp_path: Path) -> None:
     assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [10, 20, 30]
 
     evaluation, solved = resumed = callbacks()
-    go_on(checkpoints, counting_vec_env(1), 38, CallbackList(resumed), save_freq=25, exact=True)
+    go_on(checkpoints, counting_vec_env(1), 28, CallbackList(resumed), save_freq=25, exact=True)
     assert isinstance(evaluation, EvalCallback)
     assert isinstance(solved, StopWhenSolved)
-    assert evaluation.n_calls == 38
-    assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [10, 20, 30]
+    assert evaluation.n_calls == 28
+    assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [10, 20]
     assert len(solved.returns) == solved.returns.maxlen == 5
 
 
