@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from sb3_td3x.td3x import TD3X
 
 
+# Columns of a packed row that are not a single number
+_VECTORS = ("observations", "next_observations", "actions")
+
+
 class _Column:
     """An array of SB3's ``ReplayBuffer`` that is a view of a ``PackedReplayBuffer``'s rows, also after assignment."""
 
@@ -24,7 +28,7 @@ class _Column:
         self.name = name
 
     def __get__(self, replay_buffer: "PackedReplayBuffer | None", owner: type) -> np.ndarray:
-        if replay_buffer is None:
+        if replay_buffer is None or self.name not in replay_buffer.columns:
             raise AttributeError(self.name)
         return replay_buffer.columns[self.name]
 
@@ -42,7 +46,9 @@ class PackedReplayBuffer(ReplayBuffer):
     :param action_space: Action space
     :param device: PyTorch device of the batches
     :param n_envs: Number of parallel environments
-    :param handle_timeout_termination: Handle timeout termination (due to timelimit) separately
+    :param optimize_memory_usage: Store each observation once: the next one is that of the next row
+    :param handle_timeout_termination: Handle timeout termination (due to timelimit) separately,
+        not together with ``optimize_memory_usage``
     """
 
     observations = _Column()
@@ -59,31 +65,35 @@ class PackedReplayBuffer(ReplayBuffer):
         action_space: spaces.Box,
         device: th.device | str = "auto",
         n_envs: int = 1,
+        optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
     ):
+        if optimize_memory_usage and handle_timeout_termination:
+            raise ValueError(
+                "handle_timeout_termination=True is not allowed with optimize_memory_usage=True, expected False"
+            )
         # Not SB3's own constructor, which would take the memory a second time
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
-        self.optimize_memory_usage = False
+        self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        # observation, next observation, action, reward, done, timeout
-        self._widths = (*self.obs_shape, *self.obs_shape, self.action_dim, 1, 1, 1)
-        self._rows = np.zeros((self.buffer_size, n_envs, sum(self._widths)), dtype=np.float32)
+        # Of the columns in a row
+        self._widths = {"observations": self.obs_shape[0], "actions": self.action_dim}
+        self._widths |= {"rewards": 1, "dones": 1, "timeouts": 1}
+        if not optimize_memory_usage:
+            self._widths["next_observations"] = self.obs_shape[0]
+        self._rows = np.zeros((self.buffer_size, n_envs, sum(self._widths.values())), dtype=np.float32)
         self._view_rows()
 
     def _view_rows(self) -> None:
         """Make SB3's arrays, and the tensor that batches are gathered from, views of the rows."""
-        obs, next_obs, actions, *scalars = np.split(self._rows, np.cumsum(self._widths[:-1]), axis=2)
-        rewards, dones, timeouts = (column[..., 0] for column in scalars)
-        self.columns = {
-            "observations": obs,
-            "next_observations": next_obs,
-            "actions": actions,
-            "rewards": rewards,
-            "dones": dones,
-            "timeouts": timeouts,
-        }
-        self._row_tensor = th.from_numpy(self._rows).view(-1, self._rows.shape[2])
+        self.columns: dict[str, np.ndarray] = {}
+        start = 0
+        for name, width in self._widths.items():
+            column = self._rows[..., start : start + width]
+            self.columns[name] = column if name in _VECTORS else column[..., 0]
+            start += width
+        self._row_tensor = th.from_numpy(self._rows).view(-1, start)
 
     def add(
         self,
@@ -105,7 +115,10 @@ class PackedReplayBuffer(ReplayBuffer):
         :param infos: the envs' infos
         """
         self.observations[self.pos] = obs
-        self.next_observations[self.pos] = next_obs
+        if self.optimize_memory_usage:
+            self.observations[(self.pos + 1) % self.buffer_size] = next_obs
+        else:
+            self.next_observations[self.pos] = next_obs
         self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
         self.rewards[self.pos] = reward
         self.dones[self.pos] = done
@@ -124,12 +137,26 @@ class PackedReplayBuffer(ReplayBuffer):
         """
         if env is not None:
             return super().sample(batch_size, env)
-        rows = np.random.randint(0, self.size(), size=batch_size)
-        if self.n_envs > 1:
-            rows = rows * self.n_envs + np.random.randint(0, self.n_envs, size=batch_size)
-        batch = self._row_tensor.index_select(0, th.from_numpy(rows)).to(self.device)
-        obs, next_obs, actions, rewards, dones, timeouts = batch.split_with_sizes(self._widths, dim=1)
-        return ReplayBufferSamples(obs, actions, next_obs, dones * (1 - timeouts), rewards)
+        if self.optimize_memory_usage and self.full:
+            # The observation that the newest transition led to stands in the oldest row
+            rows = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+        else:
+            rows = np.random.randint(0, self.size(), size=batch_size)
+        env_indices = np.random.randint(0, self.n_envs, size=batch_size) if self.n_envs > 1 else 0
+        obs, actions, rewards, dones, timeouts, *next_obs = self._gather(rows, env_indices)
+        if self.optimize_memory_usage:
+            next_obs = self._gather((rows + 1) % self.buffer_size, env_indices)[:1]
+        return ReplayBufferSamples(obs, actions, next_obs[0], dones * (1 - timeouts), rewards)
+
+    def _gather(self, rows: np.ndarray, env_indices: np.ndarray | int) -> list[th.Tensor]:
+        """
+        :param rows: steps, (batch_size,)
+        :param env_indices: envs, (batch_size,), or the only one
+        :return: the columns of these transitions, each (batch_size, width)
+        """
+        indices = th.from_numpy(rows * self.n_envs + env_indices)
+        batch = self._row_tensor.index_select(0, indices).to(self.device)
+        return list(batch.split_with_sizes(tuple(self._widths.values()), dim=1))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("columns", "_row_tensor")}
@@ -153,10 +180,8 @@ def make_replay_buffer(model: "TD3X") -> ReplayBuffer:
         elif model.n_steps > 1:
             buffer_class = NStepReplayBuffer
             kwargs.update(n_steps=model.n_steps, gamma=model.gamma)
-        elif isinstance(model.observation_space, spaces.Box) and _can_be_packed(model):
-            return PackedReplayBuffer(
-                model.buffer_size, model.observation_space, model.action_space, model.device, model.n_envs, **kwargs
-            )
+        elif _can_be_packed(model.observation_space):
+            buffer_class = PackedReplayBuffer
         else:
             buffer_class = ReplayBuffer
     elif issubclass(buffer_class, HerReplayBuffer):
@@ -174,13 +199,12 @@ def make_replay_buffer(model: "TD3X") -> ReplayBuffer:
     )
 
 
-def _can_be_packed(model: "TD3X") -> bool:
+def _can_be_packed(space: spaces.Space) -> bool:
     """
-    :param model: the agent
-    :return: whether its transitions are vectors of float32, with the next observation in a place of its own
+    :param space: an observation space
+    :return: whether its observations are vectors of float32
     """
-    shape, dtype = model.observation_space.shape, model.observation_space.dtype
-    return shape is not None and len(shape) == 1 and dtype == np.float32 and not model.optimize_memory_usage
+    return isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype == np.float32
 
 
 def check_replay_buffer_arguments(model: "TD3X") -> None:

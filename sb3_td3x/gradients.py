@@ -1,12 +1,11 @@
 """
 Values and gradients of TD3's networks.
 
-``AutogradGradients`` is for any networks. ``MlpGradients`` is the chain rule written out for plain multi-layer
+``AutogradNetworks`` is for any networks. ``MlpNetworks`` is the chain rule written out for plain multi-layer
 perceptrons: the same numbers up to rounding, without autograd's overhead for each operation.
 """
 
 from collections.abc import Callable
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +17,14 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
+from sb3_td3x.flat import FlatAdam, FlatParameters
 from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, SeparateCritics, StackedLinear, TD3XPolicy
 
 aten = th.ops.aten
+
+Optimizer = th.optim.Optimizer | FlatAdam
+
+_NETWORK_NAMES = ("actor", "actor_target", "critic", "critic_target")
 
 
 class Activation(NamedTuple):
@@ -71,6 +75,7 @@ class Mlp:
 
     def __init__(self, layers: list[Layer]):
         self.layers = layers
+        self._transposed_weights = [layer.weight.mT for layer in layers]
         stacked = layers[0].weight.dim() == 3
         self._linear = th.baddbmm if stacked else th.addmm
         self._product = th.bmm if stacked else th.mm
@@ -81,8 +86,8 @@ class Mlp:
         :return: h_0 = x, h_1, ... and the output, each (b, features), or (n, b, features)
         """
         values = [x]
-        for layer in self.layers:
-            values.append(layer.activation.forward(self._linear(layer.bias, values[-1], layer.weight.mT)))
+        for layer, weight in zip(self.layers, self._transposed_weights, strict=True):
+            values.append(layer.activation.forward(self._linear(layer.bias, values[-1], weight)))
         return values
 
     def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
@@ -121,12 +126,19 @@ class AutogradNetworks:
 
     def __init__(self, policy: TD3Policy):
         self.policy = policy
+        self.parameters: dict[str, list[th.Tensor]] = {
+            name: list(getattr(policy, name).parameters()) for name in _NETWORK_NAMES
+        }
+        self.critic_optimizer: Optimizer = policy.critic.optimizer
+        self.actor_optimizer: Optimizer = policy.actor.optimizer
 
     def is_current(self) -> bool:
         """
-        :return: True: the policy is asked each time
+        :return: whether the optimizers are still the policy's; its networks are asked each time
         """
-        return True
+        return self.critic_optimizer is self.policy.critic.optimizer and (
+            self.actor_optimizer is self.policy.actor.optimizer
+        )
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         """
@@ -218,8 +230,13 @@ class MlpNetworks:
         self.policy = policy
         self.n_critics = policy.critic.n_critics
         self._action_shape = policy.action_space.shape or ()
-        for parameter in chain(policy.actor.parameters(), policy.critic.parameters()):
-            parameter.grad = th.zeros_like(parameter)
+        flat = {
+            name: FlatParameters(getattr(policy, name).parameters(), with_grad=name in ("actor", "critic"))
+            for name in _NETWORK_NAMES
+        }
+        self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
+        self.critic_optimizer = _make_optimizer(policy.critic.optimizer, flat["critic"])
+        self.actor_optimizer = _make_optimizer(policy.actor.optimizer, flat["actor"])
         self._actor = Mlp(_actor_layers(policy.actor, with_grad=True))
         self._actor_target = Mlp(_actor_layers(policy.actor_target, with_grad=False))
         self._critics = Mlp(_critic_layers(policy.critic, with_grad=True))
@@ -227,7 +244,7 @@ class MlpNetworks:
         self._critic_1 = Mlp(
             [layer._replace(weight=layer.weight[0], bias=layer.bias[0, 0]) for layer in self._critics.layers]
         )
-        self._parameters = [*policy.parameters()]
+        self._policy_parameters = [*policy.parameters()]
         self._addresses = self._current_addresses()
 
     @staticmethod
@@ -252,51 +269,49 @@ class MlpNetworks:
                 for layer in policy.critic.layers
             )
             and all(parameter.requires_grad for parameter in policy.parameters())
+            and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1
         )
 
     def is_current(self) -> bool:
         """
-        :return: whether the networks, and where their gradients go, still are what this was made from
+        :return: whether the networks, where their gradients go and their optimizers still are what this was made from
         """
-        return self._addresses == self._current_addresses()
+        return (
+            self._addresses == self._current_addresses()
+            and _is_made_from(self.actor_optimizer, self.policy.actor.optimizer)
+            and _is_made_from(self.critic_optimizer, self.policy.critic.optimizer)
+        )
 
     def _current_addresses(self) -> list[tuple[int, int, bool]]:
         """
         :return: for each parameter where its numbers and its gradient are, and whether it is learned
         """
-        return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._parameters]
+        return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._policy_parameters]
 
-    @th.no_grad()
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         tensor = th.as_tensor(obs, device=self._actor.layers[0].weight.device)
         actions: np.ndarray = self._actor.forward(_features(tensor))[-1].cpu().numpy()
         return actions.reshape(-1, *self._action_shape)
 
-    @th.no_grad()
     def target_actions(self, obs: th.Tensor) -> th.Tensor:
         return self._actor_target.forward(_features(obs))[-1]
 
-    @th.no_grad()
     def target_q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return self._critics_target.forward(self._critic_input(_features(obs), actions))[-1]
 
-    @th.no_grad()
     def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         self._critic_values = self._critics.forward(self._critic_input(_features(obs), actions))
         return self._critic_values[-1]
 
-    @th.no_grad()
     def backward_critics(self, q: th.Tensor, grad: th.Tensor) -> None:
         self._critics.backward(self._critic_values, grad)
 
-    @th.no_grad()
     def q1_of_policy(self, obs: th.Tensor) -> th.Tensor:
         features = _features(obs)
         self._actor_values = self._actor.forward(features)
         self._critic_1_values = self._critic_1.forward(th.cat([features, self._actor_values[-1]], dim=1))
         return self._critic_1_values[-1]
 
-    @th.no_grad()
     def backward_actor(self, q1: th.Tensor, grad: th.Tensor) -> None:
         input_grad = self._critic_1.backward_to_input(self._critic_1_values, grad)
         action_dim = self._actor_values[-1].shape[1]
@@ -317,6 +332,26 @@ def make_networks(policy: TD3Policy) -> AutogradNetworks | MlpNetworks:
     :return: its networks, with the fastest gradients that are possible
     """
     return MlpNetworks(policy) if MlpNetworks.is_possible(policy) else AutogradNetworks(policy)
+
+
+def _make_optimizer(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
+    """
+    :param optimizer: the optimizer of a network
+    :param parameters: its parameters
+    :return: what does its steps
+    """
+    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer) else optimizer
+
+
+def _is_made_from(own: Optimizer, optimizer: th.optim.Optimizer) -> bool:
+    """
+    :param own: what ``_make_optimizer`` returned
+    :param optimizer: the optimizer of the network now
+    :return: whether it would return the same
+    """
+    if FlatAdam.is_possible(optimizer):
+        return isinstance(own, FlatAdam) and own.optimizer is optimizer
+    return own is optimizer
 
 
 def _features(obs: th.Tensor) -> th.Tensor:

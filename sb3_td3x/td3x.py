@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -329,7 +330,7 @@ class TD3X(OffPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rates()
         self._refresh_networks()
-        critic_losses, actor_losses, q_means = [], [], []
+        critic_losses, q_means, actor_losses = [], [], []
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
             self._n_updates += 1
@@ -343,12 +344,20 @@ class TD3X(OffPolicyAlgorithm):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
             self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
-        # Read after all updates, so that none of them waits for a GPU
-        if critic_losses:
-            self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
-            self.logger.record("train/q_mean", th.stack(q_means).mean().item())
-        if actor_losses:
-            self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
+        self._record_means({"critic_loss": critic_losses, "q_mean": q_means, "actor_loss": actor_losses})
+
+    def _record_means(self, metrics: dict[str, list[th.Tensor]]) -> None:
+        """
+        Log the means over the updates of one ``train()``.
+
+        :param metrics: for each name, its values, scalars
+        """
+        # Read once and after all updates, so that none of them waits for a GPU
+        scalars = [value for values in metrics.values() for value in values]
+        numbers = iter(th.stack(scalars).tolist() if scalars else [])
+        for name, values in metrics.items():
+            if values:
+                self.logger.record(f"train/{name}", sum(islice(numbers, len(values))) / len(values))
 
     def _refresh_networks(self) -> None:
         """Follow changes to the policy from outside, such as frozen or replaced parameters."""
@@ -384,7 +393,7 @@ class TD3X(OffPolicyAlgorithm):
 
         q = self._networks.q_values(batch.observations, batch.actions)
         self._networks.backward_critics(q, critic_loss_grad(q.detach(), target))
-        self.critic.optimizer.step()
+        self._networks.critic_optimizer.step()
         return critic_loss(q.detach(), target), q.detach().mean()
 
     def _update_actor(self, observations: th.Tensor) -> th.Tensor:
@@ -396,13 +405,13 @@ class TD3X(OffPolicyAlgorithm):
         """
         q1 = self._networks.q1_of_policy(observations)
         self._networks.backward_actor(q1, actor_loss_grad(q1))
-        self.actor.optimizer.step()
+        self._networks.actor_optimizer.step()
         return actor_loss(q1.detach())
 
     def _update_targets(self) -> None:
         """Move all target networks towards the networks; running statistics are copied (SB3 issue 996)."""
         for network in ("critic", "actor"):
-            soft_update(self._params[network], self._params[f"{network}_target"], self.tau)
+            soft_update(self._networks.parameters[network], self._networks.parameters[f"{network}_target"], self.tau)
             soft_update(self._running_stats[network], self._running_stats[f"{network}_target"], 1.0)
 
     def _sample_action(
@@ -554,7 +563,6 @@ class TD3X(OffPolicyAlgorithm):
             "critic": self.critic,
             "critic_target": self.critic_target,
         }
-        self._params: dict[str, list[th.Tensor]] = {name: list(net.parameters()) for name, net in networks.items()}
         # Of batch normalisation
         self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
         self._networks = make_networks(self.policy)
@@ -757,7 +765,6 @@ class TD3X(OffPolicyAlgorithm):
             "critic",
             "critic_target",
             "_networks",
-            "_params",
             "_running_stats",
             "_stochastic_actor",
             # Rebuilt from the arguments
