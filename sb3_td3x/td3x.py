@@ -37,7 +37,7 @@ from sb3_td3x.buffers import (
     check_terminations_can_be_stored,
     make_replay_buffer,
 )
-from sb3_td3x.gradients import AutogradNetworks, MlpNetworks, make_networks
+from sb3_td3x.gradients import PRECISIONS, AutogradNetworks, MlpNetworks, has_bfloat16_instructions, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
     Actor,
@@ -216,6 +216,8 @@ class TD3X(OffPolicyAlgorithm):
         Episode statistics and evaluations stay raw.
     :param clipped_double_q: Whether the target is the minimum over the target critics; False: the first one alone,
         the others are still trained (document 002, trick 6)
+    :param precision: ``"float32"``, or ``"bfloat16"``: the matrix products of the updates in bfloat16, on float32
+        parameters and optimizers. Faster on processors with instructions for it, slower on others (with a warning).
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -265,6 +267,7 @@ class TD3X(OffPolicyAlgorithm):
         action_noise_min_scale: float = 0.0,
         reward_shaping: Any = None,
         clipped_double_q: bool = True,
+        precision: str = "float32",
         _init_setup_model: bool = True,
     ):
         if env is not None:
@@ -306,6 +309,7 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise_min_scale = action_noise_min_scale
         self.reward_shaping = reward_shaping
         self.clipped_double_q = clipped_double_q
+        self.precision = precision
         # t of the noise decay: env timesteps taken by the policy, in the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
@@ -362,7 +366,7 @@ class TD3X(OffPolicyAlgorithm):
     def _refresh_networks(self) -> None:
         """Follow changes to the policy from outside, such as frozen or replaced parameters."""
         if not self._networks.is_current():
-            self._networks = make_networks(self.policy)
+            self._networks = make_networks(self.policy, self.precision)
 
     def _update_learning_rates(self) -> None:
         """Set the learning rates to their schedules' values."""
@@ -565,7 +569,12 @@ class TD3X(OffPolicyAlgorithm):
         }
         # Of batch normalisation
         self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
-        self._networks = make_networks(self.policy)
+        self._networks = make_networks(self.policy, self.precision)
+        if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
+            warnings.warn(
+                "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
+                stacklevel=2,
+            )
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
@@ -596,6 +605,8 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise_decay = check_number("action_noise_decay", self.action_noise_decay, 0, 1, low_open=True)
         self.action_noise_min_scale = check_number("action_noise_min_scale", self.action_noise_min_scale, 0, 1)
         self.clipped_double_q = check_bool("clipped_double_q", self.clipped_double_q)
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision!r} is not allowed, expected one of {', '.join(PRECISIONS)}")
         self.train_freq = check_train_freq("train_freq", self.train_freq, self.n_envs)  # type: ignore[assignment]
         if self.action_noise is not None:
             check_action_noise("action_noise", self.action_noise, self.action_space)

@@ -60,7 +60,7 @@ class Study:
 
 STUDIES = {
     "pendulum": Study("Pendulum-v1", ("td3x", "td3"), range(1, 11), 20_000),
-    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 150_000, bar=200.0),
+    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 200_000, bar=200.0),
     "hardcore": Study("BipedalWalkerHardcore-v3", ("td3x",), (1,), 100_000, bar=-80.0),
 }
 
