@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Columns of a packed row that are not a single number
 _VECTORS = ("observations", "next_observations", "actions")
+# Attributes of a packed buffer that follow from the others
+_REBUILT = ("columns", "_host_rows", "_device_rows", "_n_pending")
 
 
 class _Column:
@@ -34,12 +36,14 @@ class _Column:
 
     def __set__(self, replay_buffer: "PackedReplayBuffer", value: np.ndarray) -> None:
         replay_buffer.columns[self.name][...] = value
+        replay_buffer._n_pending = replay_buffer.buffer_size
 
 
 class PackedReplayBuffer(ReplayBuffer):
     """
     SB3's ``ReplayBuffer`` for vectors of float32, with each transition in one row of memory: a batch is one gather,
     without conversions. The arrays of SB3's buffer are views of the rows. Same memory, same random draws.
+    Batches for a GPU come from a copy of the rows there.
 
     :param buffer_size: Max number of transitions
     :param observation_space: Observation space, a Box of float32 with one dimension
@@ -93,7 +97,10 @@ class PackedReplayBuffer(ReplayBuffer):
             column = self._rows[..., start : start + width]
             self.columns[name] = column if name in _VECTORS else column[..., 0]
             start += width
-        self._row_tensor = th.from_numpy(self._rows).view(-1, start)
+        self._host_rows = th.from_numpy(self._rows).view(-1, start)
+        self._device_rows: th.Tensor | None = None
+        # Steps that the device does not know yet
+        self._n_pending = self.buffer_size
 
     def add(
         self,
@@ -124,6 +131,7 @@ class PackedReplayBuffer(ReplayBuffer):
         self.dones[self.pos] = done
         if self.handle_timeout_termination:
             self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+        self._n_pending += 1
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -137,29 +145,62 @@ class PackedReplayBuffer(ReplayBuffer):
         """
         if env is not None:
             return super().sample(batch_size, env)
-        if self.optimize_memory_usage and self.full:
-            # The observation that the newest transition led to stands in the oldest row
-            rows = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
-        else:
-            rows = np.random.randint(0, self.size(), size=batch_size)
-        env_indices = np.random.randint(0, self.n_envs, size=batch_size) if self.n_envs > 1 else 0
-        obs, actions, rewards, dones, timeouts, *next_obs = self._gather(rows, env_indices)
-        if self.optimize_memory_usage:
-            next_obs = self._gather((rows + 1) % self.buffer_size, env_indices)[:1]
-        return ReplayBufferSamples(obs, actions, next_obs[0], dones * (1 - timeouts), rewards)
+        indices = th.from_numpy(self.draw(batch_size)).to(self.device)
+        return self.gather(self.rows_on_device(), indices)
 
-    def _gather(self, rows: np.ndarray, env_indices: np.ndarray | int) -> list[th.Tensor]:
+    def draw(self, batch_size: int) -> np.ndarray:
         """
-        :param rows: steps, (batch_size,)
-        :param env_indices: envs, (batch_size,), or the only one
-        :return: the columns of these transitions, each (batch_size, width)
+        :param batch_size: Number of transitions
+        :return: their rows, drawn with replacement as SB3 does, (batch_size,)
         """
-        indices = th.from_numpy(rows * self.n_envs + env_indices)
-        batch = self._row_tensor.index_select(0, indices).to(self.device)
-        return list(batch.split_with_sizes(tuple(self._widths.values()), dim=1))
+        if self.optimize_memory_usage and self.full:
+            # The observation that the newest transition led to stands in the oldest step
+            steps = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+        else:
+            steps = np.random.randint(0, self.size(), size=batch_size)
+        if self.n_envs == 1:
+            return steps
+        return steps * self.n_envs + np.random.randint(0, self.n_envs, size=batch_size)
+
+    def gather(self, rows: th.Tensor, indices: th.Tensor) -> ReplayBufferSamples:
+        """
+        :param rows: what ``rows_on_device`` returned
+        :param indices: rows of a batch, on the device, (batch_size,)
+        :return: their transitions
+        """
+        widths = tuple(self._widths.values())
+        obs, actions, rewards, dones, timeouts, *rest = rows.index_select(0, indices).split_with_sizes(widths, dim=1)
+        if self.optimize_memory_usage:
+            next_obs = rows.index_select(0, (indices + self.n_envs) % len(rows))[:, : self.obs_shape[0]]
+        else:
+            (next_obs,) = rest
+        return ReplayBufferSamples(obs, actions, next_obs, dones * (1 - timeouts), rewards)
+
+    def rows_on_device(self) -> th.Tensor:
+        """
+        A copy on a GPU is kept up to date with what is added, and with arrays that are assigned, but cannot see
+        numbers written into an array.
+
+        :return: all rows, (buffer_size * n_envs, width); on the CPU the memory of the buffer itself
+        """
+        if self._device_rows is None:
+            if self.device.type == "cpu":
+                return self._host_rows
+            self._device_rows = th.zeros_like(self._host_rows, device=self.device)
+        # Where observations are stored once, the next step holds one as well
+        n_new = self._n_pending + int(self.optimize_memory_usage)
+        if n_new >= self.buffer_size:
+            self._device_rows.copy_(self._host_rows)
+        elif self._n_pending > 0:
+            steps = np.arange(self.pos - self._n_pending, self.pos - self._n_pending + n_new) % self.buffer_size
+            new_rows = th.from_numpy(self._rows[steps]).to(self.device)
+            shape = (self.buffer_size, self.n_envs, -1)
+            self._device_rows.view(shape).index_copy_(0, th.from_numpy(steps).to(self.device), new_rows)
+        self._n_pending = 0
+        return self._device_rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("columns", "_row_tensor")}
+        return {name: value for name, value in vars(self).items() if name not in _REBUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -58,6 +58,8 @@ class FlatAdam:
         self._exp_avg = th.zeros_like(parameters.data)
         self._exp_avg_sq = th.zeros_like(parameters.data)
         self._steps = th.zeros(len(parameters.parameters), device=parameters.data.device)
+        # A number in memory, because a CUDA graph would keep the one that it was captured with
+        self._lr = th.zeros((), device=parameters.data.device) if parameters.data.is_cuda else None
         self._views = [
             {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
             for step, exp_avg, exp_avg_sq in zip(
@@ -82,9 +84,21 @@ class FlatAdam:
         )
         return bool(group["fused"]) and not (group["amsgrad"] or group["capturable"] or is_watched)
 
+    @property
+    def state(self) -> list[th.Tensor]:
+        """What a step changes besides the parameters"""
+        return [self._exp_avg, self._exp_avg_sq, self._steps]
+
+    def prepare(self) -> None:
+        """Take over the optimizer's state and learning rate. Not part of what a CUDA graph repeats."""
+        self._adopt_state()
+        if self._lr is not None:
+            self._lr.fill_(self.optimizer.param_groups[0]["lr"])
+
     def step(self) -> None:
         """Update all parameters from their gradients (Kingma and Ba 2015, algorithm 1)."""
-        self._adopt_state()
+        if not (self._lr is not None and th.cuda.is_current_stream_capturing()):
+            self.prepare()
         (group,) = self.optimizer.param_groups
         beta1, beta2 = group["betas"]
         adam(
@@ -99,7 +113,7 @@ class FlatAdam:
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
-            lr=group["lr"],
+            lr=group["lr"] if self._lr is None else self._lr,
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],

@@ -37,6 +37,7 @@ from sb3_td3x.buffers import (
     check_terminations_can_be_stored,
     make_replay_buffer,
 )
+from sb3_td3x.cuda_graphs import UpdateGraphCache
 from sb3_td3x.gradients import PRECISIONS, AutogradNetworks, MlpNetworks, has_bfloat16_instructions, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -334,34 +335,54 @@ class TD3X(OffPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rates()
         self._refresh_networks()
-        critic_losses, q_means, actor_losses = [], [], []
-        for _ in range(gradient_steps):
-            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            self._n_updates += 1
-            loss, q_mean = self._update_critics(batch)
-            critic_losses.append(loss)
-            q_means.append(q_mean)
-            if self._n_updates % self.policy_delay == 0:
-                actor_losses.append(self._update_actor(batch.observations))
-                self._update_targets()
+        graphs = self._update_graphs.get(self, batch_size)
+        if graphs is not None and gradient_steps > 0:
+            means = graphs.run(gradient_steps)
+        else:
+            means = self._run_updates(gradient_steps, batch_size)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
             self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
-        self._record_means({"critic_loss": critic_losses, "q_mean": q_means, "actor_loss": actor_losses})
+        for name, mean in means.items():
+            self.logger.record(f"train/{name}", mean)
 
-    def _record_means(self, metrics: dict[str, list[th.Tensor]]) -> None:
+    def _run_updates(self, gradient_steps: int, batch_size: int) -> dict[str, float]:
         """
-        Log the means over the updates of one ``train()``.
-
-        :param metrics: for each name, its values, scalars
+        :param gradient_steps: number of updates of the critics
+        :param batch_size: transitions in each update
+        :return: means over the updates: ``critic_loss``, ``q_mean``, and ``actor_loss`` if the actor was updated
         """
+        metrics: dict[str, list[th.Tensor]] = {"critic_loss": [], "q_mean": [], "actor_loss": []}
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            for values, value in zip(metrics.values(), self.update(batch, self.count_update()), strict=False):
+                values.append(value)
         # Read once and after all updates, so that none of them waits for a GPU
         scalars = [value for values in metrics.values() for value in values]
         numbers = iter(th.stack(scalars).tolist() if scalars else [])
-        for name, values in metrics.items():
-            if values:
-                self.logger.record(f"train/{name}", sum(islice(numbers, len(values))) / len(values))
+        return {name: sum(islice(numbers, len(values))) / len(values) for name, values in metrics.items() if values}
+
+    def count_update(self) -> bool:
+        """
+        :return: Whether this update is one of those, one in ``policy_delay``, that update the actor and the targets
+        """
+        self._n_updates += 1
+        return self._n_updates % self.policy_delay == 0
+
+    def update(self, batch: ReplayBufferSamples, with_actor: bool) -> list[th.Tensor]:
+        """
+        One update (Fujimoto et al. 2018, algorithm 1).
+
+        :param batch: transitions
+        :param with_actor: whether the actor and the targets are updated, too
+        :return: the critics' loss, the mean of their values, and the actor's loss if it was updated
+        """
+        metrics = [*self._update_critics(batch)]
+        if with_actor:
+            metrics.append(self._update_actor(batch.observations))
+            self._update_targets()
+        return metrics
 
     def _refresh_networks(self) -> None:
         """Follow changes to the policy from outside, such as frozen or replaced parameters."""
@@ -575,6 +596,7 @@ class TD3X(OffPolicyAlgorithm):
                 "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
                 stacklevel=2,
             )
+        self._update_graphs = UpdateGraphCache()
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
@@ -776,6 +798,7 @@ class TD3X(OffPolicyAlgorithm):
             "critic",
             "critic_target",
             "_networks",
+            "_update_graphs",
             "_running_stats",
             "_stochastic_actor",
             # Rebuilt from the arguments

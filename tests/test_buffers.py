@@ -81,6 +81,23 @@ def test_memory_is_sb3_s(kwargs: dict[str, Any]) -> None:
     assert packed._rows.nbytes == sum(getattr(sb3, name).nbytes for name in ARRAYS if hasattr(sb3, name))
 
 
+@pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
+def test_copy_on_a_device_follows(kwargs: dict[str, Any]) -> None:
+    """What is added between two batches, across the end of the memory and more than once around it, and assigned."""
+    buffer = make(PackedReplayBuffer, 12, 2, **kwargs)
+    assert isinstance(buffer, PackedReplayBuffer)
+    # As on a GPU: a copy
+    buffer._device_rows = th.zeros_like(buffer._host_rows)
+    for steps in (1, 0, 4, 3, 5, 20, 2):
+        fill(buffer, steps)
+        rows = buffer.rows_on_device()
+        assert rows is buffer._device_rows
+        assert th.equal(rows, buffer._host_rows)
+    buffer.rewards = np.full((6, 2), 3.0)
+    assert (buffer.sample(4).rewards == 3).all()
+    assert pickle.loads(pickle.dumps(buffer))._device_rows is None
+
+
 def test_time_outs_cannot_be_told_where_observations_are_stored_once() -> None:
     with pytest.raises(ValueError, match=r"handle_timeout_termination=True is not allowed"):
         make(PackedReplayBuffer, optimize_memory_usage=True)
