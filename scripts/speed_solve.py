@@ -62,6 +62,9 @@ class StopWhenSolved(BaseCallback):
         self._start = time.perf_counter()
         return not self.solved
 
+    def _on_training_end(self) -> None:
+        self.seconds += time.perf_counter() - self._start
+
 
 class Solver:
     """

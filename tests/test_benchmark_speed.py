@@ -157,7 +157,7 @@ def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.Mo
     assert figures["left_out"] == ["action_noise_decay", "action_noise_min_scale"]
     ((steps, seconds, _),) = figures["evaluations"]
     assert steps == 20
-    assert seconds == pytest.approx(figures["train_seconds"], abs=0.01)
+    assert seconds == pytest.approx(figures["train_seconds"], abs=0.1)
     assert figures["train_seconds"] > 0
 
 
