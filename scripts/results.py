@@ -366,7 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report |= {
         **asdict(replace(study, seeds=list(study.seeds))),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(
+            ["python", f"scripts/{Path(__file__).name}", *(sys.argv[1:] if arguments is None else arguments)]
+        ),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "evaluation": {"episodes": N_EVAL_EPISODES, "first_seed": EVAL_SEED},
         "summary": summary,
