@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from sb3_td3x.td3x import TD3X
 
 
+# Columns of a packed row that are not a single number
+_VECTORS = ("observations", "next_observations", "actions")
+# Attributes of a packed buffer that follow from the others
+_REBUILT = ("columns", "_host_rows", "_device_rows", "_n_pending")
+
+
 class _Column:
     """An array of SB3's ``ReplayBuffer`` that is a view of a ``PackedReplayBuffer``'s rows, also after assignment."""
 
@@ -24,25 +30,29 @@ class _Column:
         self.name = name
 
     def __get__(self, replay_buffer: "PackedReplayBuffer | None", owner: type) -> np.ndarray:
-        if replay_buffer is None:
+        if replay_buffer is None or self.name not in replay_buffer.columns:
             raise AttributeError(self.name)
         return replay_buffer.columns[self.name]
 
     def __set__(self, replay_buffer: "PackedReplayBuffer", value: np.ndarray) -> None:
         replay_buffer.columns[self.name][...] = value
+        replay_buffer._n_pending = replay_buffer.buffer_size
 
 
 class PackedReplayBuffer(ReplayBuffer):
     """
     SB3's ``ReplayBuffer`` for vectors of float32, with each transition in one row of memory: a batch is one gather,
     without conversions. The arrays of SB3's buffer are views of the rows. Same memory, same random draws.
+    Batches for a GPU come from a copy of the rows there.
 
     :param buffer_size: Max number of transitions
     :param observation_space: Observation space, a Box of float32 with one dimension
     :param action_space: Action space
     :param device: PyTorch device of the batches
     :param n_envs: Number of parallel environments
-    :param handle_timeout_termination: Handle timeout termination (due to timelimit) separately
+    :param optimize_memory_usage: Store each observation once: the next one is that of the next row
+    :param handle_timeout_termination: Handle timeout termination (due to timelimit) separately,
+        not together with ``optimize_memory_usage``
     """
 
     observations = _Column()
@@ -59,31 +69,38 @@ class PackedReplayBuffer(ReplayBuffer):
         action_space: spaces.Box,
         device: th.device | str = "auto",
         n_envs: int = 1,
+        optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
     ):
+        if optimize_memory_usage and handle_timeout_termination:
+            raise ValueError(
+                "handle_timeout_termination=True is not allowed with optimize_memory_usage=True, expected False"
+            )
         # Not SB3's own constructor, which would take the memory a second time
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
-        self.optimize_memory_usage = False
+        self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        # observation, next observation, action, reward, done, timeout
-        self._widths = (*self.obs_shape, *self.obs_shape, self.action_dim, 1, 1, 1)
-        self._rows = np.zeros((self.buffer_size, n_envs, sum(self._widths)), dtype=np.float32)
+        # Of the columns in a row
+        self._widths = {"observations": self.obs_shape[0], "actions": self.action_dim}
+        self._widths |= {"rewards": 1, "dones": 1, "timeouts": 1}
+        if not optimize_memory_usage:
+            self._widths["next_observations"] = self.obs_shape[0]
+        self._rows = np.zeros((self.buffer_size, n_envs, sum(self._widths.values())), dtype=np.float32)
         self._view_rows()
 
     def _view_rows(self) -> None:
         """Make SB3's arrays, and the tensor that batches are gathered from, views of the rows."""
-        obs, next_obs, actions, *scalars = np.split(self._rows, np.cumsum(self._widths[:-1]), axis=2)
-        rewards, dones, timeouts = (column[..., 0] for column in scalars)
-        self.columns = {
-            "observations": obs,
-            "next_observations": next_obs,
-            "actions": actions,
-            "rewards": rewards,
-            "dones": dones,
-            "timeouts": timeouts,
-        }
-        self._row_tensor = th.from_numpy(self._rows).view(-1, self._rows.shape[2])
+        self.columns: dict[str, np.ndarray] = {}
+        start = 0
+        for name, width in self._widths.items():
+            column = self._rows[..., start : start + width]
+            self.columns[name] = column if name in _VECTORS else column[..., 0]
+            start += width
+        self._host_rows = th.from_numpy(self._rows).view(-1, start)
+        self._device_rows: th.Tensor | None = None
+        # Steps that the device does not know yet
+        self._n_pending = self.buffer_size
 
     def add(
         self,
@@ -105,12 +122,16 @@ class PackedReplayBuffer(ReplayBuffer):
         :param infos: the envs' infos
         """
         self.observations[self.pos] = obs
-        self.next_observations[self.pos] = next_obs
+        if self.optimize_memory_usage:
+            self.observations[(self.pos + 1) % self.buffer_size] = next_obs
+        else:
+            self.next_observations[self.pos] = next_obs
         self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
         self.rewards[self.pos] = reward
         self.dones[self.pos] = done
         if self.handle_timeout_termination:
             self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+        self._n_pending += 1
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -124,15 +145,62 @@ class PackedReplayBuffer(ReplayBuffer):
         """
         if env is not None:
             return super().sample(batch_size, env)
-        rows = np.random.randint(0, self.size(), size=batch_size)
-        if self.n_envs > 1:
-            rows = rows * self.n_envs + np.random.randint(0, self.n_envs, size=batch_size)
-        batch = self._row_tensor.index_select(0, th.from_numpy(rows)).to(self.device)
-        obs, next_obs, actions, rewards, dones, timeouts = batch.split_with_sizes(self._widths, dim=1)
+        indices = th.from_numpy(self.draw(batch_size)).to(self.device)
+        return self.gather(self.rows_on_device(), indices)
+
+    def draw(self, batch_size: int) -> np.ndarray:
+        """
+        :param batch_size: Number of transitions
+        :return: their rows, drawn with replacement as SB3 does, (batch_size,)
+        """
+        if self.optimize_memory_usage and self.full:
+            # The observation that the newest transition led to stands in the oldest step
+            steps = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+        else:
+            steps = np.random.randint(0, self.size(), size=batch_size)
+        if self.n_envs == 1:
+            return steps
+        return steps * self.n_envs + np.random.randint(0, self.n_envs, size=batch_size)
+
+    def gather(self, rows: th.Tensor, indices: th.Tensor) -> ReplayBufferSamples:
+        """
+        :param rows: what ``rows_on_device`` returned
+        :param indices: rows of a batch, on the device, (batch_size,)
+        :return: their transitions
+        """
+        widths = tuple(self._widths.values())
+        obs, actions, rewards, dones, timeouts, *rest = rows.index_select(0, indices).split_with_sizes(widths, dim=1)
+        if self.optimize_memory_usage:
+            next_obs = rows.index_select(0, (indices + self.n_envs) % len(rows))[:, : self.obs_shape[0]]
+        else:
+            (next_obs,) = rest
         return ReplayBufferSamples(obs, actions, next_obs, dones * (1 - timeouts), rewards)
 
+    def rows_on_device(self) -> th.Tensor:
+        """
+        A copy on a GPU is kept up to date with what is added, and with arrays that are assigned, but cannot see
+        numbers written into an array.
+
+        :return: all rows, (buffer_size * n_envs, width); on the CPU the memory of the buffer itself
+        """
+        if self._device_rows is None:
+            if self.device.type == "cpu":
+                return self._host_rows
+            self._device_rows = th.zeros_like(self._host_rows, device=self.device)
+        # Where observations are stored once, the next step holds one as well
+        n_new = self._n_pending + int(self.optimize_memory_usage)
+        if n_new >= self.buffer_size:
+            self._device_rows.copy_(self._host_rows)
+        elif self._n_pending > 0:
+            steps = np.arange(self.pos - self._n_pending, self.pos - self._n_pending + n_new) % self.buffer_size
+            new_rows = th.from_numpy(self._rows[steps]).to(self.device)
+            shape = (self.buffer_size, self.n_envs, -1)
+            self._device_rows.view(shape).index_copy_(0, th.from_numpy(steps).to(self.device), new_rows)
+        self._n_pending = 0
+        return self._device_rows
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("columns", "_row_tensor")}
+        return {name: value for name, value in vars(self).items() if name not in _REBUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -153,10 +221,8 @@ def make_replay_buffer(model: "TD3X") -> ReplayBuffer:
         elif model.n_steps > 1:
             buffer_class = NStepReplayBuffer
             kwargs.update(n_steps=model.n_steps, gamma=model.gamma)
-        elif isinstance(model.observation_space, spaces.Box) and _can_be_packed(model):
-            return PackedReplayBuffer(
-                model.buffer_size, model.observation_space, model.action_space, model.device, model.n_envs, **kwargs
-            )
+        elif _can_be_packed(model.observation_space):
+            buffer_class = PackedReplayBuffer
         else:
             buffer_class = ReplayBuffer
     elif issubclass(buffer_class, HerReplayBuffer):
@@ -174,13 +240,12 @@ def make_replay_buffer(model: "TD3X") -> ReplayBuffer:
     )
 
 
-def _can_be_packed(model: "TD3X") -> bool:
+def _can_be_packed(space: spaces.Space) -> bool:
     """
-    :param model: the agent
-    :return: whether its transitions are vectors of float32, with the next observation in a place of its own
+    :param space: an observation space
+    :return: whether its observations are vectors of float32
     """
-    shape, dtype = model.observation_space.shape, model.observation_space.dtype
-    return shape is not None and len(shape) == 1 and dtype == np.float32 and not model.optimize_memory_usage
+    return isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype == np.float32
 
 
 def check_replay_buffer_arguments(model: "TD3X") -> None:

@@ -1,12 +1,12 @@
 """
 Values and gradients of TD3's networks.
 
-``AutogradGradients`` is for any networks. ``MlpGradients`` is the chain rule written out for plain multi-layer
+``AutogradNetworks`` is for any networks. ``MlpNetworks`` is the chain rule written out for plain multi-layer
 perceptrons: the same numbers up to rounding, without autograd's overhead for each operation.
 """
 
+import platform
 from collections.abc import Callable
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +18,17 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
+from sb3_td3x.flat import FlatAdam, FlatParameters
 from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, SeparateCritics, StackedLinear, TD3XPolicy
 
 aten = th.ops.aten
+
+Optimizer = th.optim.Optimizer | FlatAdam
+
+# Of the matrix products in the updates; parameters, their optimizers and all the rest are float32
+PRECISIONS = ("float32", "bfloat16")
+
+_NETWORK_NAMES = ("actor", "actor_target", "critic", "critic_target")
 
 
 class Activation(NamedTuple):
@@ -71,6 +79,7 @@ class Mlp:
 
     def __init__(self, layers: list[Layer]):
         self.layers = layers
+        self._transposed_weights = [layer.weight.mT for layer in layers]
         stacked = layers[0].weight.dim() == 3
         self._linear = th.baddbmm if stacked else th.addmm
         self._product = th.bmm if stacked else th.mm
@@ -81,8 +90,8 @@ class Mlp:
         :return: h_0 = x, h_1, ... and the output, each (b, features), or (n, b, features)
         """
         values = [x]
-        for layer in self.layers:
-            values.append(layer.activation.forward(self._linear(layer.bias, values[-1], layer.weight.mT)))
+        for layer, weight in zip(self.layers, self._transposed_weights, strict=True):
+            values.append(layer.activation.forward(self._linear(layer.bias, values[-1], weight)))
         return values
 
     def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
@@ -112,21 +121,76 @@ class Mlp:
         return grad
 
 
+class MixedPrecisionMlp(Mlp):
+    """
+    The same with products in bfloat16, accumulated in float32, and everything else in float32. The first and the last
+    layer stay in float32: they are small, and eight bits are too few for observations and values.
+
+    :param layers: its layers
+    """
+
+    def __init__(self, layers: list[Layer]):
+        super().__init__(layers)
+        self._dtypes = [
+            th.bfloat16 if 0 < idx < len(layers) - 1 else layer.weight.dtype for idx, layer in enumerate(layers)
+        ]
+        self._weights = [layer.weight for layer in layers]
+
+    def forward(self, x: th.Tensor) -> list[th.Tensor]:
+        """
+        :param x: inputs, (b, in), or (n, b, in)
+        :return: what each layer was given, in the precision of its product, and the output
+        """
+        # Anew each time, since every update changes them
+        self._weights = [layer.weight.to(dtype) for layer, dtype in zip(self.layers, self._dtypes, strict=True)]
+        values = [x]
+        for idx, layer in enumerate(self.layers):
+            h = self._linear(layer.bias.to(self._dtypes[idx]), values[-1], self._weights[idx].mT)
+            values.append(layer.activation.forward(h).to(self._dtypes[min(idx + 1, len(self.layers) - 1)]))
+        return values
+
+    def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
+        for idx in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[idx]
+            assert layer.weight_grad is not None
+            assert layer.bias_grad is not None
+            grad = layer.activation.backward(grad, values[idx + 1]).to(self._dtypes[idx])
+            layer.weight_grad.copy_(self._product(grad.mT, values[idx]))
+            th.sum(grad, dim=-2, dtype=layer.bias_grad.dtype, out=layer.bias_grad)
+            if idx > 0:
+                grad = self._product(grad, self._weights[idx])
+
+    def backward_to_input(self, values: list[th.Tensor], grad: th.Tensor) -> th.Tensor:
+        for idx in range(len(self.layers) - 1, -1, -1):
+            grad = self.layers[idx].activation.backward(grad, values[idx + 1]).to(self._dtypes[idx])
+            grad = self._product(grad, self._weights[idx])
+        return grad
+
+
 class AutogradNetworks:
     """
     The networks of any policy, with autograd's gradients.
 
     :param policy: the policy
+    :param bfloat16: whether products are in bfloat16 where PyTorch's automatic mixed precision thinks it is safe
     """
 
-    def __init__(self, policy: TD3Policy):
+    def __init__(self, policy: TD3Policy, bfloat16: bool = False):
         self.policy = policy
+        self._autocast = th.autocast(policy.device.type, th.bfloat16, enabled=bfloat16)
+        self.parameters: dict[str, list[th.Tensor]] = {
+            name: list(getattr(policy, name).parameters()) for name in _NETWORK_NAMES
+        }
+        self.critic_optimizer: Optimizer = policy.critic.optimizer
+        self.actor_optimizer: Optimizer = policy.actor.optimizer
 
     def is_current(self) -> bool:
         """
-        :return: True: the policy is asked each time
+        :return: whether the optimizers are still the policy's; its networks are asked each time
         """
-        return True
+        return self.critic_optimizer is self.policy.critic.optimizer and (
+            self.actor_optimizer is self.policy.actor.optimizer
+        )
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         """
@@ -141,9 +205,9 @@ class AutogradNetworks:
         :param obs: observations
         :return: π'(s), (b, d)
         """
-        with th.no_grad():
+        with th.no_grad(), self._autocast:
             actions: th.Tensor = self.policy.actor_target(obs)
-            return actions
+        return actions.float()
 
     def target_q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """
@@ -177,7 +241,8 @@ class AutogradNetworks:
         :param obs: observations
         :return: Q_1(s, π(s)), (b, 1), for ``backward_actor``
         """
-        return self.policy.critic.q1_forward(obs, self.policy.actor(obs))
+        with self._autocast:
+            return self.policy.critic.q1_forward(obs, self.policy.actor(obs)).float()
 
     def backward_actor(self, q1: th.Tensor, grad: th.Tensor) -> None:
         """
@@ -190,18 +255,18 @@ class AutogradNetworks:
         # The critics' own gradients are not needed
         q1.backward(grad, inputs=[parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad])
 
-    @staticmethod
-    def _q_values(critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    def _q_values(self, critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """
         :param critic: the critics; a user's own policy class may have SB3's
         :param obs: observations
         :param actions: scaled actions, (b, d)
         :return: the values of all critics, (n, b, 1)
         """
-        if isinstance(critic, (CriticEnsemble, SeparateCritics)):
-            return critic.q_values(obs, actions)
-        separate: tuple[th.Tensor, ...] = critic(obs, actions)
-        return th.stack(separate)
+        with self._autocast:
+            if isinstance(critic, (CriticEnsemble, SeparateCritics)):
+                return critic.q_values(obs, actions).float()
+            separate: tuple[th.Tensor, ...] = critic(obs, actions)
+            return th.stack(separate).float()
 
 
 class MlpNetworks:
@@ -210,24 +275,33 @@ class MlpNetworks:
     ``AutogradNetworks``; only for what ``is_possible`` accepts.
 
     :param policy: the policy
+    :param bfloat16: whether the products of the updates are in bfloat16
     """
 
-    def __init__(self, policy: TD3Policy):
+    def __init__(self, policy: TD3Policy, bfloat16: bool = False):
         assert isinstance(policy.critic, CriticEnsemble)
         assert isinstance(policy.critic_target, CriticEnsemble)
         self.policy = policy
         self.n_critics = policy.critic.n_critics
         self._action_shape = policy.action_space.shape or ()
-        for parameter in chain(policy.actor.parameters(), policy.critic.parameters()):
-            parameter.grad = th.zeros_like(parameter)
-        self._actor = Mlp(_actor_layers(policy.actor, with_grad=True))
-        self._actor_target = Mlp(_actor_layers(policy.actor_target, with_grad=False))
-        self._critics = Mlp(_critic_layers(policy.critic, with_grad=True))
-        self._critics_target = Mlp(_critic_layers(policy.critic_target, with_grad=False))
-        self._critic_1 = Mlp(
+        flat = {
+            name: FlatParameters(getattr(policy, name).parameters(), with_grad=name in ("actor", "critic"))
+            for name in _NETWORK_NAMES
+        }
+        self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
+        self.critic_optimizer = _make_optimizer(policy.critic.optimizer, flat["critic"])
+        self.actor_optimizer = _make_optimizer(policy.actor.optimizer, flat["actor"])
+        make_mlp = MixedPrecisionMlp if bfloat16 else Mlp
+        self._actor = make_mlp(_actor_layers(policy.actor, with_grad=True))
+        self._actor_target = make_mlp(_actor_layers(policy.actor_target, with_grad=False))
+        self._critics = make_mlp(_critic_layers(policy.critic, with_grad=True))
+        self._critics_target = make_mlp(_critic_layers(policy.critic_target, with_grad=False))
+        self._critic_1 = make_mlp(
             [layer._replace(weight=layer.weight[0], bias=layer.bias[0, 0]) for layer in self._critics.layers]
         )
-        self._parameters = [*policy.parameters()]
+        # Acts as `predict` does
+        self._acting = Mlp(self._actor.layers)
+        self._policy_parameters = [*policy.parameters()]
         self._addresses = self._current_addresses()
 
     @staticmethod
@@ -252,51 +326,49 @@ class MlpNetworks:
                 for layer in policy.critic.layers
             )
             and all(parameter.requires_grad for parameter in policy.parameters())
+            and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1
         )
 
     def is_current(self) -> bool:
         """
-        :return: whether the networks, and where their gradients go, still are what this was made from
+        :return: whether the networks, where their gradients go and their optimizers still are what this was made from
         """
-        return self._addresses == self._current_addresses()
+        return (
+            self._addresses == self._current_addresses()
+            and _is_made_from(self.actor_optimizer, self.policy.actor.optimizer)
+            and _is_made_from(self.critic_optimizer, self.policy.critic.optimizer)
+        )
 
     def _current_addresses(self) -> list[tuple[int, int, bool]]:
         """
         :return: for each parameter where its numbers and its gradient are, and whether it is learned
         """
-        return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._parameters]
+        return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._policy_parameters]
 
-    @th.no_grad()
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
-        tensor = th.as_tensor(obs, device=self._actor.layers[0].weight.device)
-        actions: np.ndarray = self._actor.forward(_features(tensor))[-1].cpu().numpy()
+        tensor = th.as_tensor(obs, device=self._acting.layers[0].weight.device)
+        actions: np.ndarray = self._acting.forward(_features(tensor))[-1].cpu().numpy()
         return actions.reshape(-1, *self._action_shape)
 
-    @th.no_grad()
     def target_actions(self, obs: th.Tensor) -> th.Tensor:
         return self._actor_target.forward(_features(obs))[-1]
 
-    @th.no_grad()
     def target_q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return self._critics_target.forward(self._critic_input(_features(obs), actions))[-1]
 
-    @th.no_grad()
     def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         self._critic_values = self._critics.forward(self._critic_input(_features(obs), actions))
         return self._critic_values[-1]
 
-    @th.no_grad()
     def backward_critics(self, q: th.Tensor, grad: th.Tensor) -> None:
         self._critics.backward(self._critic_values, grad)
 
-    @th.no_grad()
     def q1_of_policy(self, obs: th.Tensor) -> th.Tensor:
         features = _features(obs)
         self._actor_values = self._actor.forward(features)
         self._critic_1_values = self._critic_1.forward(th.cat([features, self._actor_values[-1]], dim=1))
         return self._critic_1_values[-1]
 
-    @th.no_grad()
     def backward_actor(self, q1: th.Tensor, grad: th.Tensor) -> None:
         input_grad = self._critic_1.backward_to_input(self._critic_1_values, grad)
         action_dim = self._actor_values[-1].shape[1]
@@ -311,12 +383,51 @@ class MlpNetworks:
         return th.cat([features, actions], dim=1).expand(self.n_critics, -1, -1)
 
 
-def make_networks(policy: TD3Policy) -> AutogradNetworks | MlpNetworks:
+def make_networks(policy: TD3Policy, precision: str = "float32") -> AutogradNetworks | MlpNetworks:
     """
     :param policy: the policy
+    :param precision: of the matrix products in the updates, one of ``PRECISIONS``
     :return: its networks, with the fastest gradients that are possible
     """
-    return MlpNetworks(policy) if MlpNetworks.is_possible(policy) else AutogradNetworks(policy)
+    make = MlpNetworks if MlpNetworks.is_possible(policy) else AutogradNetworks
+    return make(policy, bfloat16=precision == "bfloat16")
+
+
+def has_bfloat16_instructions(device: th.device) -> bool:
+    """
+    :param device: where the networks are
+    :return: whether products in bfloat16 are faster there than in float32; True where it is not known
+    """
+    if device.type == "cuda":
+        return bool(th.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return True
+    if platform.machine() in ("x86_64", "AMD64"):
+        if hasattr(th.cpu, "get_capabilities"):
+            capabilities = th.cpu.get_capabilities()
+            return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+        return bool(th.cpu._is_avx512_bf16_supported())
+    return True
+
+
+def _make_optimizer(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
+    """
+    :param optimizer: the optimizer of a network
+    :param parameters: its parameters
+    :return: what does its steps
+    """
+    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer) else optimizer
+
+
+def _is_made_from(own: Optimizer, optimizer: th.optim.Optimizer) -> bool:
+    """
+    :param own: what ``_make_optimizer`` returned
+    :param optimizer: the optimizer of the network now
+    :return: whether it would return the same
+    """
+    if FlatAdam.is_possible(optimizer):
+        return isinstance(own, FlatAdam) and own.optimizer is optimizer
+    return own is optimizer
 
 
 def _features(obs: th.Tensor) -> th.Tensor:

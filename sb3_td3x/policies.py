@@ -527,6 +527,16 @@ class TD3XPolicy(TD3Policy):
         critic_class = CriticEnsemble if batched else SeparateCritics
         return critic_class(**critic_kwargs, layer_norm=self.layer_norm).to(self.device)
 
+    def set_training_mode(self, mode: bool) -> None:
+        """
+        Put the policy in either training or evaluation mode, as SB3's does, before each rollout and each training.
+
+        :param mode: if true, set to training mode, else set to evaluation mode
+        """
+        _set_training_mode(self.actor, mode)
+        _set_training_mode(self.critic, mode)
+        self.training = mode
+
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Only a stochastic actor has a mean to fall back on
         return self.actor._predict(observation, deterministic)
@@ -618,6 +628,23 @@ class MultiInputPolicy(TD3XPolicy):
             features_extractor_class,
             **kwargs,
         )
+
+
+def _set_training_mode(module: nn.Module, mode: bool) -> None:
+    """
+    ``module.train(mode)`` in a tenth of its time, which is a tenth of a step of small networks: PyTorch looks for
+    parameters and buffers at each assignment.
+
+    :param module: a module; its submodules follow
+    :param mode: whether it is in training mode
+    """
+    if type(module).train is not nn.Module.train:
+        module.train(mode)
+        return
+    vars(module)["training"] = mode
+    for child in module._modules.values():
+        if child is not None:
+            _set_training_mode(child, mode)
 
 
 def _activation(name: str, value: type[nn.Module] | str | None) -> type[nn.Module] | None:

@@ -36,6 +36,7 @@ _OWN_ARGUMENTS = {
     "action_noise_min_scale": 0.0,
     "reward_shaping": None,
     "clipped_double_q": True,
+    "precision": "float32",
 }
 
 # Attributes of a running training that SB3's TD3 has as well, besides its arguments

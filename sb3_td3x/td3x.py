@@ -3,6 +3,7 @@
 import inspect
 import pathlib
 import warnings
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -38,7 +39,8 @@ from sb3_td3x.buffers import (
     make_replay_buffer,
 )
 from sb3_td3x.checkpoint import Resumed, guarded_training, resume
-from sb3_td3x.gradients import AutogradNetworks, MlpNetworks, make_networks
+from sb3_td3x.cuda_graphs import UpdateGraphCache
+from sb3_td3x.gradients import PRECISIONS, AutogradNetworks, MlpNetworks, has_bfloat16_instructions, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
     Actor,
@@ -217,6 +219,8 @@ class TD3X(OffPolicyAlgorithm):
         Episode statistics and evaluations stay raw.
     :param clipped_double_q: Whether the target is the minimum over the target critics; False: the first one alone,
         the others are still trained (document 002, trick 6)
+    :param precision: ``"float32"``, or ``"bfloat16"``: the matrix products of the updates in bfloat16, on float32
+        parameters and optimizers. Faster on processors with instructions for it, slower on others (with a warning).
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -266,6 +270,7 @@ class TD3X(OffPolicyAlgorithm):
         action_noise_min_scale: float = 0.0,
         reward_shaping: Any = None,
         clipped_double_q: bool = True,
+        precision: str = "float32",
         _init_setup_model: bool = True,
     ):
         if env is not None:
@@ -307,6 +312,7 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise_min_scale = action_noise_min_scale
         self.reward_shaping = reward_shaping
         self.clipped_double_q = clipped_double_q
+        self.precision = precision
         # t of the noise decay: env timesteps taken by the policy, in the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
@@ -333,31 +339,59 @@ class TD3X(OffPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rates()
         self._refresh_networks()
-        critic_losses, actor_losses, q_means = [], [], []
-        for _ in range(gradient_steps):
-            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            self._n_updates += 1
-            loss, q_mean = self._update_critics(batch)
-            critic_losses.append(loss)
-            q_means.append(q_mean)
-            if self._n_updates % self.policy_delay == 0:
-                actor_losses.append(self._update_actor(batch.observations))
-                self._update_targets()
+        graphs = self._update_graphs.get(self, batch_size)
+        if graphs is not None and gradient_steps > 0:
+            means = graphs.run(gradient_steps)
+        else:
+            means = self._run_updates(gradient_steps, batch_size)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
             self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
-        # Read after all updates, so that none of them waits for a GPU
-        if critic_losses:
-            self.logger.record("train/critic_loss", th.stack(critic_losses).mean().item())
-            self.logger.record("train/q_mean", th.stack(q_means).mean().item())
-        if actor_losses:
-            self.logger.record("train/actor_loss", th.stack(actor_losses).mean().item())
+        for name, mean in means.items():
+            self.logger.record(f"train/{name}", mean)
+
+    def _run_updates(self, gradient_steps: int, batch_size: int) -> dict[str, float]:
+        """
+        :param gradient_steps: number of updates of the critics
+        :param batch_size: transitions in each update
+        :return: means over the updates: ``critic_loss``, ``q_mean``, and ``actor_loss`` if the actor was updated
+        """
+        metrics: dict[str, list[th.Tensor]] = {"critic_loss": [], "q_mean": [], "actor_loss": []}
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            for values, value in zip(metrics.values(), self.update(batch, self.count_update()), strict=False):
+                values.append(value)
+        # Read once and after all updates, so that none of them waits for a GPU
+        scalars = [value for values in metrics.values() for value in values]
+        numbers = iter(th.stack(scalars).tolist() if scalars else [])
+        return {name: sum(islice(numbers, len(values))) / len(values) for name, values in metrics.items() if values}
+
+    def count_update(self) -> bool:
+        """
+        :return: Whether this update is one of those, one in ``policy_delay``, that update the actor and the targets
+        """
+        self._n_updates += 1
+        return self._n_updates % self.policy_delay == 0
+
+    def update(self, batch: ReplayBufferSamples, with_actor: bool) -> list[th.Tensor]:
+        """
+        One update (Fujimoto et al. 2018, algorithm 1).
+
+        :param batch: transitions
+        :param with_actor: whether the actor and the targets are updated, too
+        :return: the critics' loss, the mean of their values, and the actor's loss if it was updated
+        """
+        metrics = [*self._update_critics(batch)]
+        if with_actor:
+            metrics.append(self._update_actor(batch.observations))
+            self._update_targets()
+        return metrics
 
     def _refresh_networks(self) -> None:
         """Follow changes to the policy from outside, such as frozen or replaced parameters."""
         if not self._networks.is_current():
-            self._networks = make_networks(self.policy)
+            self._networks = make_networks(self.policy, self.precision)
 
     def _update_learning_rates(self) -> None:
         """Set the learning rates to their schedules' values."""
@@ -388,7 +422,7 @@ class TD3X(OffPolicyAlgorithm):
 
         q = self._networks.q_values(batch.observations, batch.actions)
         self._networks.backward_critics(q, critic_loss_grad(q.detach(), target))
-        self.critic.optimizer.step()
+        self._networks.critic_optimizer.step()
         return critic_loss(q.detach(), target), q.detach().mean()
 
     def _update_actor(self, observations: th.Tensor) -> th.Tensor:
@@ -400,13 +434,13 @@ class TD3X(OffPolicyAlgorithm):
         """
         q1 = self._networks.q1_of_policy(observations)
         self._networks.backward_actor(q1, actor_loss_grad(q1))
-        self.actor.optimizer.step()
+        self._networks.actor_optimizer.step()
         return actor_loss(q1.detach())
 
     def _update_targets(self) -> None:
         """Move all target networks towards the networks; running statistics are copied (SB3 issue 996)."""
         for network in ("critic", "actor"):
-            soft_update(self._params[network], self._params[f"{network}_target"], self.tau)
+            soft_update(self._networks.parameters[network], self._networks.parameters[f"{network}_target"], self.tau)
             soft_update(self._running_stats[network], self._running_stats[f"{network}_target"], 1.0)
 
     def _sample_action(
@@ -560,10 +594,15 @@ class TD3X(OffPolicyAlgorithm):
             "critic": self.critic,
             "critic_target": self.critic_target,
         }
-        self._params: dict[str, list[th.Tensor]] = {name: list(net.parameters()) for name, net in networks.items()}
         # Of batch normalisation
         self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
-        self._networks = make_networks(self.policy)
+        self._networks = make_networks(self.policy, self.precision)
+        if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
+            warnings.warn(
+                "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
+                stacklevel=2,
+            )
+        self._update_graphs = UpdateGraphCache()
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
@@ -594,6 +633,8 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise_decay = check_number("action_noise_decay", self.action_noise_decay, 0, 1, low_open=True)
         self.action_noise_min_scale = check_number("action_noise_min_scale", self.action_noise_min_scale, 0, 1)
         self.clipped_double_q = check_bool("clipped_double_q", self.clipped_double_q)
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision!r} is not allowed, expected one of {', '.join(PRECISIONS)}")
         self.train_freq = check_train_freq("train_freq", self.train_freq, self.n_envs)  # type: ignore[assignment]
         if self.action_noise is not None:
             check_action_noise("action_noise", self.action_noise, self.action_space)
@@ -787,7 +828,7 @@ class TD3X(OffPolicyAlgorithm):
             "critic",
             "critic_target",
             "_networks",
-            "_params",
+            "_update_graphs",
             "_running_stats",
             "_stochastic_actor",
             # Rebuilt from the arguments

@@ -11,7 +11,6 @@ of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which ``rl_zoo3.enjoy -f`` takes 
 import argparse
 import json
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -22,12 +21,12 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from machine import machine
 from rliable import library as rly  # type: ignore[import-untyped]
 from rliable import metrics
 
@@ -37,6 +36,7 @@ EVAL_SEED = 100_000
 N_BOOTSTRAP = 10_000
 # Not behind: the difference of interquartile means lies above -5% of the peer's absolute value
 MARGIN = 0.05
+PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "torch", "numpy")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Study:
 
 STUDIES = {
     "pendulum": Study("Pendulum-v1", ("td3x", "td3"), range(1, 11), 20_000),
-    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 150_000, bar=200.0),
+    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 200_000, bar=200.0),
     "hardcore": Study("BipedalWalkerHardcore-v3", ("td3x",), (1,), 100_000, bar=-80.0),
 }
 
@@ -323,24 +323,6 @@ def format_table(study: Study, summary: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> dict[str, Any]:
-    """
-    :return: what the figures depend on, apart from the code
-    """
-    try:
-        cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
-        cpu = cpu.split(":")[1].strip()
-    except (OSError, StopIteration):
-        cpu = platform.processor()
-    packages = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "torch", "numpy")
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """
     :param arguments: the command line, by default that of the process
@@ -360,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Ended by `kill`, take the trainings along
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Before the long part, so that a missing package shows at once
-    report: dict[str, Any] = {"study": args.study, "machine": machine()}
+    report: dict[str, Any] = {"study": args.study, "machine": machine(PACKAGES)}
     runs = make_runs(study, args.log_folder / args.study)
     train(runs, args.jobs)
 
@@ -384,7 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report |= {
         **asdict(replace(study, seeds=list(study.seeds))),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(
+            ["python", f"scripts/{Path(__file__).name}", *(sys.argv[1:] if arguments is None else arguments)]
+        ),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "evaluation": {"episodes": N_EVAL_EPISODES, "first_seed": EVAL_SEED},
         "summary": summary,

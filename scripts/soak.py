@@ -5,6 +5,7 @@ Train for long with checkpoints, and look whether memory, file descriptors or pr
 """
 
 import argparse
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -99,6 +100,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.learn(args.steps, [look, ResumableCheckpoint(folder, args.save_freq)])
     env.close()
+    # Python's objects of the processes hold two descriptors each
+    del env, model, look.model, look.locals
+    gc.collect()
     # The first tenth is warm-up
     first, last, after = look.looks[1], look.looks[-1], usage()
     print(f"{args.steps} steps with {args.n_envs} envs in {time.monotonic() - start:.0f} s")

@@ -58,6 +58,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "stats_window_size": [*NO_INTEGERS, 0, -1],
     "train_freq": [*NO_NUMBERS, 1.5, 0, -1, "step"],
     "clipped_double_q": [None, 0, 1, "True", 1.0, NAN],
+    "precision": [None, 16, "float16", "BFLOAT16", "bf16", th.bfloat16],
     "learning_rate": [*NO_NUMBERS, -1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "lin-1e-3"],
     "qf_learning_rate": [
         *(value for value in NO_NUMBERS if value is not None),

@@ -17,6 +17,7 @@ from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
 
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+SMALL_MEMORY = {"optimize_memory_usage": True, "handle_timeout_termination": False}
 OBS, ACTION = spaces.Box(-1, 1, (5,)), spaces.Box(-1, 1, (2,))
 
 
@@ -35,7 +36,7 @@ def fill(buffer: ReplayBuffer, steps: int) -> None:
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("steps", [4, 20, 33])
-@pytest.mark.parametrize("kwargs", [{}, {"handle_timeout_termination": False}])
+@pytest.mark.parametrize("kwargs", [{}, {"handle_timeout_termination": False}, SMALL_MEMORY])
 def test_same_contents_and_batches_as_sb3(n_envs: int, steps: int, kwargs: dict[str, Any]) -> None:
     """Half full, full, and overwriting the oldest; a seed draws the same batches."""
     sb3, packed = (
@@ -49,19 +50,22 @@ def test_same_contents_and_batches_as_sb3(n_envs: int, steps: int, kwargs: dict[
         batches.append([buffer.sample(16) for _ in range(3)])
     assert (packed.pos, packed.full, packed.size()) == (sb3.pos, sb3.full, sb3.size())
     for name in ARRAYS:
-        np.testing.assert_array_equal(getattr(packed, name), getattr(sb3, name), err_msg=name)
+        assert hasattr(packed, name) == hasattr(sb3, name)
+        if hasattr(sb3, name):
+            np.testing.assert_array_equal(getattr(packed, name), getattr(sb3, name), err_msg=name)
     for expected, actual in zip(*batches, strict=True):
         for name, value in expected._asdict().items():
             if value is not None:
                 assert th.equal(getattr(actual, name), value), name
 
 
-def test_same_batches_as_sb3_with_vec_normalize() -> None:
+@pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
+def test_same_batches_as_sb3_with_vec_normalize(kwargs: dict[str, Any]) -> None:
     env = VecNormalize(DummyVecEnv([CountingEnv]))
     env.obs_rms.mean[:] = 3
     batches = []
     for cls in (ReplayBuffer, PackedReplayBuffer):
-        buffer = cls(20, env.observation_space, env.action_space, "cpu")
+        buffer = cls(20, env.observation_space, env.action_space, "cpu", **kwargs)
         for step in range(9):
             obs = np.full((1, 2), step, np.float32)
             buffer.add(obs, obs + 1, np.zeros((1, 1)), np.ones(1), np.zeros(1), [{}])
@@ -71,9 +75,32 @@ def test_same_batches_as_sb3_with_vec_normalize() -> None:
         assert expected is actual is None or th.equal(actual, expected)
 
 
-def test_memory_is_sb3_s() -> None:
-    packed, sb3 = make(PackedReplayBuffer, 1000), make(ReplayBuffer, 1000)
-    assert packed._rows.nbytes == sum(getattr(sb3, name).nbytes for name in ARRAYS)
+@pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
+def test_memory_is_sb3_s(kwargs: dict[str, Any]) -> None:
+    packed, sb3 = make(PackedReplayBuffer, 1000, **kwargs), make(ReplayBuffer, 1000, **kwargs)
+    assert packed._rows.nbytes == sum(getattr(sb3, name).nbytes for name in ARRAYS if hasattr(sb3, name))
+
+
+@pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
+def test_copy_on_a_device_follows(kwargs: dict[str, Any]) -> None:
+    """What is added between two batches, across the end of the memory and more than once around it, and assigned."""
+    buffer = make(PackedReplayBuffer, 12, 2, **kwargs)
+    assert isinstance(buffer, PackedReplayBuffer)
+    # As on a GPU: a copy
+    buffer._device_rows = th.zeros_like(buffer._host_rows)
+    for steps in (1, 0, 4, 3, 5, 20, 2):
+        fill(buffer, steps)
+        rows = buffer.rows_on_device()
+        assert rows is buffer._device_rows
+        assert th.equal(rows, buffer._host_rows)
+    buffer.rewards = np.full((6, 2), 3.0)
+    assert (buffer.sample(4).rewards == 3).all()
+    assert pickle.loads(pickle.dumps(buffer))._device_rows is None
+
+
+def test_time_outs_cannot_be_told_where_observations_are_stored_once() -> None:
+    with pytest.raises(ValueError, match=r"handle_timeout_termination=True is not allowed"):
+        make(PackedReplayBuffer, optimize_memory_usage=True)
 
 
 def test_arrays_stay_views_of_the_rows() -> None:
@@ -98,5 +125,7 @@ def test_default_where_it_applies() -> None:
     for kwargs in ({"n_steps": 2}, {"replay_buffer_class": ReplayBuffer}):
         assert not isinstance(TD3X("MlpPolicy", CountingEnv(), **tiny(**kwargs)).replay_buffer, PackedReplayBuffer)
     small_memory = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
-    assert type(TD3X("MlpPolicy", CountingEnv(), **tiny(**small_memory)).replay_buffer) is ReplayBuffer
+    buffer = TD3X("MlpPolicy", CountingEnv(), **tiny(**small_memory)).replay_buffer
+    assert isinstance(buffer, PackedReplayBuffer)
+    assert buffer.optimize_memory_usage
     assert type(TD3("MlpPolicy", CountingEnv(), **tiny()).replay_buffer) is ReplayBuffer

@@ -1,5 +1,8 @@
 """The written-out gradients against autograd's."""
 
+import pathlib
+import platform
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +15,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sb3_td3x import TD3X, MlpPolicy
-from sb3_td3x.gradients import ACTIVATIONS, AutogradNetworks, Layer, Mlp, MlpNetworks, make_networks
+from sb3_td3x.gradients import (
+    ACTIVATIONS,
+    AutogradNetworks,
+    Layer,
+    Mlp,
+    MlpNetworks,
+    has_bfloat16_instructions,
+    make_networks,
+)
 
 NETS = st.lists(st.integers(1, 24), max_size=3)
 
@@ -54,6 +65,20 @@ def test_chain_rule_in_double_precision(net: list[int], n: int, batch: int, name
         th.testing.assert_close(mine.reshape(leaf.grad.shape), leaf.grad, rtol=1e-12, atol=1e-12)
 
 
+def values_and_gradients(networks: AutogradNetworks | MlpNetworks, batch: int) -> list[th.Tensor]:
+    """All that the update asks for, for random inputs."""
+    policy = networks.policy
+    generator = th.Generator().manual_seed(batch)
+    obs, actions = th.randn(batch, 3, 2, generator=generator), th.rand(batch, 2, generator=generator) * 2 - 1
+    q = networks.q_values(obs, actions)
+    networks.backward_critics(q, th.randn(q.shape, generator=generator))
+    q1 = networks.q1_of_policy(obs)
+    networks.backward_actor(q1, th.randn(q1.shape, generator=generator))
+    grads = [parameter.grad for net in (policy.critic, policy.actor) for parameter in net.parameters()]
+    values = [networks.target_actions(obs), networks.target_q_values(obs, actions), q, q1, *grads]
+    return [value.detach().clone() for value in values if value is not None]
+
+
 @given(
     pi=NETS,
     qf=NETS,
@@ -73,20 +98,68 @@ def test_policy_has_autograd_s_values_and_gradients(
         activation_fn=activation,
         critic_activation_fn=critic_activation,
     )
-    obs, actions = th.randn(batch, 3, 2), th.rand(batch, 2) * 2 - 1
-    q_grad, q1_grad = th.randn(n_critics, batch, 1), th.randn(batch, 1)
-    results = []
-    for networks in (AutogradNetworks(policy), MlpNetworks(policy)):
-        q = networks.q_values(obs, actions)
-        networks.backward_critics(q, q_grad)
-        q1 = networks.q1_of_policy(obs)
-        networks.backward_actor(q1, q1_grad)
-        grads = [parameter.grad for net in (policy.critic, policy.actor) for parameter in net.parameters()]
-        values = [networks.target_actions(obs), networks.target_q_values(obs, actions), q, q1, *grads]
-        results.append([value.detach().clone() for value in values if value is not None])
-    for mine, autograd_s in zip(results[1], results[0], strict=True):
+    expected = values_and_gradients(AutogradNetworks(policy), batch)
+    for mine, autograd_s in zip(values_and_gradients(MlpNetworks(policy), batch), expected, strict=True):
         scale = max(1.0, autograd_s.abs().max().item())
         np.testing.assert_allclose(mine.numpy() / scale, autograd_s.numpy() / scale, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [MlpNetworks, AutogradNetworks])
+def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks]) -> None:
+    """Eight bits of precision: two to three digits of each value and gradient, all of them float32."""
+    policy = make_policy(net_arch=[32, 32, 32], activation_fn=nn.Tanh)
+    expected = values_and_gradients(cls(policy), 64)
+    actual = values_and_gradients(cls(policy, bfloat16=True), 64)
+    assert {value.dtype for value in actual} == {th.float32}
+    errors = [((low - full).norm() / full.norm()).item() for low, full in zip(actual, expected, strict=True)]
+    assert 1e-4 < max(errors) < 0.02
+
+
+@pytest.mark.parametrize("net_arch", [[], [16]])
+def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> None:
+    policy = make_policy(net_arch=net_arch)
+    expected = values_and_gradients(MlpNetworks(policy), 8)
+    for low, full in zip(values_and_gradients(MlpNetworks(policy, bfloat16=True), 8), expected, strict=True):
+        th.testing.assert_close(low, full, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
+@pytest.mark.parametrize("policy_kwargs", [{}, {"layer_norm": True}])
+def test_training_in_bfloat16(policy_kwargs: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Other numbers than in float32, on float32 parameters; predictions and rollouts are those of the parameters."""
+    models = []
+    for precision in ("float32", "bfloat16"):
+        kwargs: dict[str, Any] = {"policy_kwargs": {"net_arch": [16, 16], **policy_kwargs}, "seed": 0, "device": "cpu"}
+        model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=20, batch_size=8, precision=precision, **kwargs)
+        models.append(model.learn(60))
+    full, low = (dict(model.policy.named_parameters()) for model in models)
+    assert {parameter.dtype for parameter in low.values()} == {th.float32}
+    difference = max((low[name] - value).abs().max().item() for name, value in full.items())
+    assert 0 < difference < 0.05
+    models[1].save(tmp_path / "agent")
+    loaded = TD3X.load(tmp_path / "agent")
+    assert loaded.precision == "bfloat16"
+    obs = np.array([[0.5, 0.5, 1.0]], np.float32)
+    np.testing.assert_array_equal(loaded.predict(obs)[0], models[1].predict(obs)[0])
+
+
+def test_bfloat16_warns_where_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    kwargs: dict[str, Any] = {"precision": "bfloat16", "device": "cpu", "buffer_size": 10}
+    monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: False)
+    with pytest.warns(UserWarning, match=r"precision='bfloat16' will be slower than 'float32'"):
+        TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
+    monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
+
+
+def test_this_processor_s_instructions_are_known() -> None:
+    flags = pathlib.Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not flags.exists():
+        pytest.skip("reads /proc/cpuinfo of x86-64")
+    words = flags.read_text().split()
+    assert has_bfloat16_instructions(th.device("cpu")) == ("avx512_bf16" in words or "amx_bf16" in words)
 
 
 @pytest.mark.parametrize(

@@ -477,9 +477,11 @@ LEFT_BEHIND: dict[str, Any] = {
     "action_noise_min_scale": 0.1,
     "reward_shaping": FallPenalty(),
     "clipped_double_q": False,
+    "precision": "bfloat16",
 }
 
 
+@pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
 @pytest.mark.parametrize("name", LEFT_BEHIND)
 def test_what_sb3_has_not_is_left_behind_with_a_warning(name: str) -> None:
     model = make(**{name: LEFT_BEHIND[name]})

@@ -1,0 +1,143 @@
+"""Parameters of a network in one piece of memory, so that an update of all of them is one operation instead of many."""
+
+from collections.abc import Iterable
+
+import torch as th
+from torch import nn
+from torch.optim.adam import adam
+
+# In numbers: each parameter begins on a cache line, as if it had memory of its own
+_ALIGNMENT = 16
+
+
+class FlatParameters:
+    """
+    Move parameters into one tensor. They stay what they were, ``nn.Parameter`` with their names and shapes,
+    but their numbers (and gradients) are views of it.
+
+    :param parameters: parameters of one dtype on one device
+    :param with_grad: whether gradients are wanted
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], with_grad: bool):
+        self.parameters = list(parameters)
+        size = sum(_padded(parameter.numel()) for parameter in self.parameters)
+        self.data = th.zeros(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+        for parameter, view in zip(self.parameters, self.views(self.data), strict=True):
+            parameter.data = view.copy_(parameter.data)
+        if with_grad:
+            self.grad = th.zeros_like(self.data)
+            for parameter, view in zip(self.parameters, self.views(self.grad), strict=True):
+                parameter.grad = view
+
+    def views(self, flat: th.Tensor) -> list[th.Tensor]:
+        """
+        :param flat: a tensor like ``data``
+        :return: the part of each parameter in it, in the parameter's shape
+        """
+        views = []
+        start = 0
+        for parameter in self.parameters:
+            views.append(flat[start : start + parameter.numel()].view(parameter.shape))
+            start += _padded(parameter.numel())
+        return views
+
+
+class FlatAdam:
+    """
+    Steps of an Adam or AdamW whose parameters are flat, in one operation. The optimizer stays whole: its state are
+    views of flat tensors, and its options are read at each step.
+
+    :param optimizer: the optimizer, one that ``is_possible`` accepts
+    :param parameters: all of its parameters, with gradients
+    """
+
+    def __init__(self, optimizer: th.optim.Optimizer, parameters: FlatParameters):
+        self.optimizer = optimizer
+        self._parameters = parameters
+        self._exp_avg = th.zeros_like(parameters.data)
+        self._exp_avg_sq = th.zeros_like(parameters.data)
+        self._steps = th.zeros(len(parameters.parameters), device=parameters.data.device)
+        # A number in memory, because a CUDA graph would keep the one that it was captured with
+        self._lr = th.zeros((), device=parameters.data.device) if parameters.data.is_cuda else None
+        self._views = [
+            {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+            for step, exp_avg, exp_avg_sq in zip(
+                self._steps.unbind(),
+                parameters.views(self._exp_avg),
+                parameters.views(self._exp_avg_sq),
+                strict=True,
+            )
+        ]
+
+    @staticmethod
+    def is_possible(optimizer: th.optim.Optimizer) -> bool:
+        """
+        :param optimizer: an optimizer
+        :return: whether its step is Adam's or AdamW's fused kernel for all parameters alike, and nothing else
+        """
+        if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) != 1:
+            return False
+        (group,) = optimizer.param_groups
+        is_watched = (
+            "step" in vars(optimizer) or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        )
+        return bool(group["fused"]) and not (group["amsgrad"] or group["capturable"] or is_watched)
+
+    @property
+    def state(self) -> list[th.Tensor]:
+        """What a step changes besides the parameters"""
+        return [self._exp_avg, self._exp_avg_sq, self._steps]
+
+    def prepare(self) -> None:
+        """Take over the optimizer's state and learning rate. Not part of what a CUDA graph repeats."""
+        self._adopt_state()
+        if self._lr is not None:
+            self._lr.fill_(self.optimizer.param_groups[0]["lr"])
+
+    def step(self) -> None:
+        """Update all parameters from their gradients (Kingma and Ba 2015, algorithm 1)."""
+        if not (self._lr is not None and th.cuda.is_current_stream_capturing()):
+            self.prepare()
+        (group,) = self.optimizer.param_groups
+        beta1, beta2 = group["betas"]
+        adam(
+            [self._parameters.data],
+            [self._parameters.grad],
+            [self._exp_avg],
+            [self._exp_avg_sq],
+            [],
+            [self._views[0]["step"]],
+            fused=True,
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"] if self._lr is None else self._lr,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+        self._steps.fill_(self._views[0]["step"])
+
+    def _adopt_state(self) -> None:
+        """Take over a state that is not here yet: one that was loaded, or another ``FlatAdam``'s."""
+        state = self.optimizer.state
+        for parameter, views in zip(self._parameters.parameters, self._views, strict=True):
+            entry = state[parameter]
+            if entry.get("exp_avg") is views["exp_avg"]:
+                continue
+            for key, view in views.items():
+                if key in entry:
+                    view.copy_(entry[key])
+                else:
+                    view.zero_()
+            entry.update(views)
+
+
+def _padded(size: int) -> int:
+    """
+    :param size: number of elements
+    :return: the next multiple of the alignment
+    """
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

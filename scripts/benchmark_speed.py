@@ -1,0 +1,387 @@
+"""
+How fast TD3X trains beside SB3's TD3 and SBX's TD3, at the same hyperparameters and number of threads.
+
+    python scripts/benchmark_speed.py                       all cells
+    python scripts/benchmark_speed.py --quick               all but CarRacing, in about two minutes
+    python scripts/benchmark_speed.py --sweep batch         cost against size
+    python scripts/benchmark_speed.py --solve --seeds 1 2   time to solve LunarLanderContinuous-v3
+
+See docs/benchmarks.md. Tables are printed; JSON and plots go to the folder ``--out``.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+from speed_cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
+from speed_report import format_report, format_solutions, plot_cells, plot_sweep, summarize
+
+PACKAGES = (
+    *("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy"),
+    "opencv-python-headless",
+)
+# How long the slowest peer's segments last
+SECONDS, QUICK_SECONDS = 10.0, 1.0
+REPS, SWEEP_REPS = 5, 3
+# Above it something else runs
+IDLE_LOAD = 0.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """
+    What is common to all measurements.
+
+    :param peers: names of the peers
+    :param reps: segments of each peer
+    :param steps: length of a segment; None: as many as last ``seconds``
+    :param seconds: how long the slowest peer's segments last
+    :param threads: of each worker
+    :param precision: TD3X's argument ``precision``
+    """
+
+    peers: Sequence[str]
+    reps: int
+    steps: int | None
+    seconds: float
+    threads: int
+    precision: str
+
+
+class Worker:
+    """
+    A peer in a process of its own, which works only when asked.
+
+    :param job: what ``speed_worker.py`` is to do
+    """
+
+    def __init__(self, job: dict[str, Any]):
+        self._job = job
+        script = Path(__file__).with_name("speed_worker.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(job)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def receive(self) -> dict[str, Any]:
+        """
+        :return: its next answer; the first comes when it is ready
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"The worker ended with status {self._process.wait()}, its job was {self._job}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def measure(self, steps: int) -> dict[str, Any]:
+        """
+        :param steps: how many env steps, or updates
+        :return: how many it took, and the seconds that they lasted
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return self.receive()
+
+    def finish(self) -> dict[str, Any]:
+        """
+        :return: its figures at the end
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self.receive()
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self._process.terminate()
+        self._process.wait()
+
+
+@contextmanager
+def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]:
+    """
+    :param jobs: the peers' jobs
+    :return: their workers, ready; they warm up at the same time, which is not measured
+    """
+    with ExitStack() as stack:
+        workers = {}
+        for peer, job in jobs.items():
+            workers[peer] = Worker(job)
+            stack.callback(workers[peer].end)
+        for worker in workers.values():
+            worker.receive()
+        yield workers
+
+
+def rotate(peers: Sequence[str], rep: int) -> list[str]:
+    """
+    :param peers: names of the peers
+    :param rep: number of the repetition
+    :return: their order in it: each is first equally often
+    """
+    first = rep % len(peers)
+    return [*peers[first:], *peers[:first]]
+
+
+def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) -> int:
+    """
+    :param workers: of the peers
+    :param cell: the cell
+    :param seconds: how long the slowest peer's segments are to last
+    :return: steps of a segment
+    """
+    speeds: list[float] = []
+    for worker in workers.values():
+        steps = cell.least_steps
+        segment = worker.measure(steps)
+        while segment["seconds"] < seconds / 4:
+            steps *= 2
+            segment = worker.measure(steps)
+        speeds.append(segment["steps"] / segment["seconds"])
+    return max(round(min(speeds) * seconds / cell.least_steps), 1) * cell.least_steps
+
+
+def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
+    """
+    :param cell: the cell
+    :param options: how to measure
+    :return: segments and figures of each peer, and their summary
+    """
+    wanted = [peer for peer in cell.peers if peer in options.peers]
+    missing = {peer: package for peer in wanted if (package := missing_package(peer, cell.env))}
+    jobs = {
+        peer: {"peer": peer, "threads": options.threads, "precision": options.precision, "cell": asdict(cell)}
+        for peer in wanted
+        if peer not in missing
+    }
+    result: dict[str, Any] = {"cell": asdict(cell), "missing": missing}
+    with make_workers(jobs) as workers:
+        result["segments"] = _measure_in_turn(workers, cell, options) if workers else {}
+        result["figures"] = {peer: worker.finish() for peer, worker in workers.items()}
+    return summarize(result)
+
+
+def _measure_in_turn(workers: dict[str, Worker], cell: Cell, options: Options) -> dict[str, list[dict[str, Any]]]:
+    """
+    :param workers: of the peers
+    :param cell: the cell
+    :param options: how to measure
+    :return: segments of each peer
+    """
+    steps = options.steps or steps_per_segment(workers, cell, options.seconds)
+    segments: dict[str, list[dict[str, Any]]] = {peer: [] for peer in workers}
+    for rep in range(options.reps):
+        for peer in rotate([*workers], rep):
+            segments[peer].append(workers[peer].measure(steps))
+    return segments
+
+
+def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any], path: Path) -> None:
+    """
+    :param cells: the cells
+    :param options: how to measure
+    :param report: what is written beside the results
+    :param path: the JSON file, written after each cell; the plot goes beside it
+    """
+    report["cells"] = []
+    for cell in cells:
+        print(f"{cell.name} ...", file=sys.stderr, flush=True)
+        report["cells"].append(measure_cell(cell, options))
+        _write(report, path)
+    print(format_report(report["cells"]))
+    for result in report["cells"]:
+        flops = {peer: figures.get("flops_of_2_updates") for peer, figures in result["figures"].items()}
+        if result["cell"]["updates_only"] and len(set(flops.values())) > 1:
+            print(f"\nThe products of {result['cell']['name']} are not those of its floor, flops of 2 updates: {flops}")
+    plot_cells(report["cells"], path.with_suffix(".png"))
+
+
+def measure_sweep(name: str, options: Options, report: dict[str, Any], path: Path) -> None:
+    """
+    :param name: what changes
+    :param options: how to measure
+    :param report: what is written beside the results
+    :param path: the JSON file, written after each size; the plot goes beside it
+    """
+    results: dict[int, dict[str, Any]] = {}
+    report |= {"sweep": name, "sizes": results, "skipped": {}}
+    for size, cell in SWEEPS[name].items():
+        available, needed = available_bytes(), needed_bytes(cell, options.peers)
+        if available is not None and needed > available:
+            report["skipped"][size] = f"needs {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are there"
+            print(f"{cell.name} is skipped: {report['skipped'][size]}", flush=True)
+            continue
+        print(f"{cell.name} ...", file=sys.stderr, flush=True)
+        results[size] = measure_cell(cell, options)
+        _write(report, path)
+    print(format_report(list(results.values())))
+    plot_sweep(name, results, path.with_suffix(".png"))
+
+
+def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report: dict[str, Any], path: Path) -> None:
+    """
+    :param seeds: of the trainings
+    :param own_hyperparams: whether SB3 and SBX train with the zoo's entry for TD3, instead of TD3X's
+    :param options: peers, threads and precision; ``steps`` is the limit of a training, by default its entry's
+    :param report: what is written beside the results
+    :param path: the JSON file, written after each training
+    """
+    import rl_zoo3
+    from speed_solve import read_hyperparams
+
+    zoo = Path(rl_zoo3.__file__).parent / "hyperparams" / "td3.yml"
+    own = Path(__file__).parent.parent / "hyperparams" / "td3x.yml"
+    report |= {"runs": [], "missing": {peer: package for peer in options.peers if (package := missing_package(peer))}}
+    peers = [peer for peer in options.peers if peer not in report["missing"]]
+    for rep, seed in enumerate(seeds):
+        for peer in rotate(peers, rep):
+            print(f"{peer} seed {seed} ...", file=sys.stderr, flush=True)
+            hyperparams = read_hyperparams(zoo if own_hyperparams and peer != "td3x" else own)
+            job = {"peer": peer, "threads": options.threads, "precision": options.precision}
+            job["solve"] = {"hyperparams": hyperparams, "seed": seed}
+            with make_workers({peer: job}) as workers:
+                segment = workers[peer].measure(options.steps or int(hyperparams["n_timesteps"]))
+                run = {"peer": peer, "seed": seed, "steps": segment["steps"], **workers[peer].finish()}
+            report["runs"].append({**run, "hyperparams": hyperparams})
+            _write(report, path)
+    print(format_solutions(report["runs"]))
+    for peer, package in report["missing"].items():
+        print(f"\n{PEER_NAMES[peer]} is missing: {package} is not installed")
+
+
+def available_bytes() -> int | None:
+    """
+    :return: memory that is there to take, where the system says so
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
+
+
+def pin(threads: int | None) -> int:
+    """
+    Give this process and its workers as many processors as threads, from which JAX takes the size of its pool, and
+    say it to the libraries that have a variable for it.
+
+    :param threads: number of threads; None: as many as processors
+    :return: number of threads
+    """
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    threads = threads or len(cpus)
+    if threads > len(cpus):
+        raise SystemExit(f"--threads {threads} is not possible: {len(cpus)} processors are there")
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus[:threads])
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"):
+        os.environ[name] = str(threads)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    return threads
+
+
+def check_precision(precision: str) -> None:
+    """
+    :param precision: TD3X's argument ``precision``
+    """
+    if precision == "float32":
+        return
+    from sb3_td3x import TD3X
+
+    if "precision" not in inspect.signature(TD3X).parameters:
+        raise SystemExit(f"--precision {precision} is not available: this TD3X has no argument precision")
+
+
+def describe_run(threads: int, precision: str) -> dict[str, Any]:
+    """
+    :param threads: of each worker
+    :param precision: TD3X's argument ``precision``
+    :return: what the figures depend on, apart from the cells
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    report: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "threads": threads,
+        "precision": precision,
+        "load_average": load,
+        "machine": machine(PACKAGES),
+    }
+    if load is not None and load > IDLE_LOAD:
+        report["warning"] = f"The machine is not idle: load average {load:.2f}. These figures mean little."
+        print(f"WARNING: {report['warning']}", file=sys.stderr, flush=True)
+    return report
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    """
+    :param report: all figures
+    :param path: where they go
+    """
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """
+    :return: the command line
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="these alone")
+    mode.add_argument("--quick", action="store_true", help=f"all but CarRacing, segments of {QUICK_SECONDS:.0f} s")
+    mode.add_argument("--sweep", choices=list(SWEEPS), help="cost against size")
+    mode.add_argument("--solve", action="store_true", help="time to solve LunarLanderContinuous-v3")
+    parser.add_argument("--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="these alone")
+    parser.add_argument("--reps", type=int, help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})")
+    parser.add_argument(
+        "--steps", type=int, help=f"length of a segment (default: {SECONDS:.0f} s of the slowest), or limit of --solve"
+    )
+    parser.add_argument("--threads", type=int, help="of each worker (default: all processors)")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of TD3X's products")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of --solve (default: 1 2 3)")
+    parser.add_argument(
+        "--own-hyperparams", action="store_true", help="in --solve, SB3 and SBX take the zoo's for TD3, not TD3X's"
+    )
+    parser.add_argument("--out", type=Path, default=Path("logs/benchmark_speed"), help="folder for JSON and plots")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """
+    :param arguments: the command line, by default that of the process
+    """
+    args = make_parser().parse_args(arguments)
+    threads = pin(args.threads)
+    report = describe_run(threads, args.precision)
+    check_precision(args.precision)
+    args.out.mkdir(parents=True, exist_ok=True)
+    peers = [peer for peer in args.peers if peer != "floor" or not (args.sweep or args.solve)]
+    options = Options(
+        peers,
+        args.reps or (SWEEP_REPS if args.sweep else REPS),
+        args.steps,
+        QUICK_SECONDS if args.quick else SECONDS,
+        threads,
+        args.precision,
+    )
+    if args.sweep:
+        measure_sweep(args.sweep, options, report, args.out / f"{args.sweep}-{args.precision}.json")
+    elif args.solve:
+        solve(args.seeds, args.own_hyperparams, options, report, args.out / f"solve-{args.precision}.json")
+    else:
+        names = args.cells or (QUICK_CELLS if args.quick else CELLS)
+        measure_cells([CELLS[name] for name in names], options, report, args.out / f"cells-{args.precision}.json")
+    print(f"\nAll figures: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""How long a training lasts until its agent solves LunarLanderContinuous-v3."""
+
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+
+from sb3_td3x.schedules import make_schedule
+
+ENV_ID = "LunarLanderContinuous-v3"
+THRESHOLD = 200.0
+EVAL_FREQ = 5_000
+N_EVAL_EPISODES = 20
+# Far from the seeds of the trainings
+EVAL_SEED = 100_000
+
+
+class StopWhenSolved(BaseCallback):
+    """
+    Ends a training whose agent's mean return over some episodes passes a bar, and keeps the time.
+
+    :param threshold: the bar
+    :param eval_freq: env steps between evaluations
+    :param n_eval_episodes: episodes in each
+    """
+
+    def __init__(self, threshold: float, eval_freq: int, n_eval_episodes: int):
+        super().__init__()
+        self.threshold = threshold
+        self.eval_freq = eval_freq
+        self.n_eval_episodes = n_eval_episodes
+        self.seconds = 0.0
+        # Of each evaluation, the env steps and the seconds of training before it and the mean return
+        self.evaluations: list[tuple[int, float, float]] = []
+
+    @property
+    def solved(self) -> bool:
+        """Whether the last evaluation passed the bar"""
+        return bool(self.evaluations) and self.evaluations[-1][2] >= self.threshold
+
+    def _on_training_start(self) -> None:
+        self._eval_env = make_vec_env(ENV_ID, seed=EVAL_SEED)
+        self._start = time.perf_counter()
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps % self.eval_freq != 0:
+            return True
+        # The clock stands still during evaluations
+        self.seconds += time.perf_counter() - self._start
+        mean, _ = evaluate_policy(self.model, self._eval_env, self.n_eval_episodes)
+        # NumPy's numbers cannot go into JSON
+        self.evaluations.append((self.num_timesteps, round(self.seconds, 2), round(float(np.mean(mean)), 2)))
+        self._start = time.perf_counter()
+        return not self.solved
+
+    def _on_training_end(self) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+class Solver:
+    """
+    A training until its agent solves the environment.
+
+    :param algorithm: class of the agent
+    :param precision: TD3X's argument ``precision``
+    :param hyperparams: an entry of a YAML file of the zoo; what the class has no argument for is left out
+    :param seed: seed of the training
+    """
+
+    def __init__(self, algorithm: Callable[..., BaseAlgorithm], precision: str, hyperparams: dict[str, Any], seed: int):
+        arguments = parse_hyperparams(hyperparams)
+        known = inspect.signature(algorithm).parameters
+        self._left_out = sorted(arguments.keys() - known.keys())
+        arguments = {name: value for name, value in arguments.items() if name in known}
+        if precision != "float32":
+            arguments["precision"] = precision
+        self._model = algorithm(env=ENV_ID, seed=seed, device="cpu", **arguments)
+        self._callback = StopWhenSolved(THRESHOLD, EVAL_FREQ, N_EVAL_EPISODES)
+
+    def advance(self, steps: int) -> int:
+        """
+        :param steps: env steps after which a training ends that has not solved the environment
+        :return: env steps that it took
+        """
+        self._model.learn(steps, callback=self._callback)
+        return self._model.num_timesteps
+
+    def figures(self) -> dict[str, Any]:
+        """
+        :return: the course of the training
+        """
+        return {
+            "solved": self._callback.solved,
+            "train_seconds": self._callback.seconds,
+            "evaluations": self._callback.evaluations,
+            "left_out": self._left_out,
+        }
+
+
+def read_hyperparams(path: Path) -> dict[str, Any]:
+    """
+    :param path: a YAML file of the zoo
+    :return: its entry for the environment
+    """
+    entry: dict[str, Any] = yaml.safe_load(path.read_text())[ENV_ID]
+    return entry
+
+
+def parse_hyperparams(entry: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param entry: hyperparameters in the zoo's notation
+    :return: the same as arguments of an algorithm
+    """
+    arguments = {name: value for name, value in entry.items() if name not in ("n_timesteps", "noise_type", "noise_std")}
+    assert entry["noise_type"] == "normal"
+    action_dim = 2
+    arguments["action_noise"] = NormalActionNoise(np.zeros(action_dim), np.full(action_dim, entry["noise_std"]))
+    arguments["learning_rate"] = make_schedule("learning_rate", entry["learning_rate"])
+    # Python in a string: the zoo evaluates it too
+    arguments["policy_kwargs"] = eval(entry["policy_kwargs"])
+    return arguments
