@@ -14,29 +14,16 @@ import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_td3x import TD3X
+from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.checkpoint import ResumableCheckpoint
-
-
-class Timed(ResumableCheckpoint):
-    """Keeps how long each checkpoint took, in seconds."""
-
-    def _on_training_start(self) -> None:
-        super()._on_training_start()
-        self.seconds: list[float] = []
-
-    def _save(self) -> bool:
-        start = time.perf_counter()
-        saved = super()._save()
-        self.seconds.append(time.perf_counter() - start)
-        return saved
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transitions", type=int, default=1_000_000, help="size of the replay buffer, which is full")
     parser.add_argument("--save-freq", type=int, default=10_000, help="env timesteps between two checkpoints")
-    parser.add_argument("--checkpoints", type=int, default=8, help="how many to time")
-    parser.add_argument("--steps", type=int, default=1_000, help="how many env timesteps of training to time")
+    parser.add_argument("--checkpoints", type=int, default=20, help="how many to time")
+    parser.add_argument("--steps", type=int, default=500, help="how many env timesteps of training to time")
     args = parser.parse_args()
 
     env = make_vec_env("BipedalWalker-v3", seed=0)
@@ -47,21 +34,31 @@ def main() -> None:
     model.learn(args.steps, reset_num_timesteps=False)
     step_seconds = (time.perf_counter() - start) / args.steps
 
-    rng = np.random.default_rng(0)
-    rows = model.replay_buffer.__dict__["_rows"]
+    replay_buffer = model.replay_buffer
+    assert isinstance(replay_buffer, PackedReplayBuffer)
+    rows, rng = replay_buffer._rows, np.random.default_rng(0)
     for first in range(0, len(rows), 100_000):
         rows[first : first + 100_000] = rng.standard_normal(rows[first : first + 100_000].shape, dtype=np.float32)
-    model.replay_buffer.full = True
+    replay_buffer.full = True
+
+    seconds = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        callback = Timed(folder, args.save_freq)
-        # Only random actions, which are fast: no updates
-        model.learning_starts = 10**9
-        model.learn(args.save_freq * (args.checkpoints + 1), callback)
+        callback = ResumableCheckpoint(folder, args.save_freq)
+        callback.init_callback(model)
+        callback.on_training_start({"callback": callback}, {})
+        for _ in range(args.checkpoints + 1):
+            # As if so many steps had been taken
+            replay_buffer.pos = (replay_buffer.pos + args.save_freq) % args.transitions
+            model.num_timesteps += args.save_freq
+            start = time.perf_counter()
+            callback.on_rollout_start()
+            seconds.append(time.perf_counter() - start)
+        callback.on_training_end()
         start = time.perf_counter()
         TD3X.resume(folder, env, device="cpu")
         resume_seconds = time.perf_counter() - start
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    first, *others = callback.seconds[: args.checkpoints + 1]
+    first, *others = seconds
     median = statistics.median(others)
     print(f"training: {1 / step_seconds:.0f} steps/s, {step_seconds * args.save_freq:.1f} s for {args.save_freq} steps")
     print(

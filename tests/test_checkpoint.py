@@ -1,6 +1,7 @@
 """Checkpoints: what is in them, when they are written, and that a training goes on from them as if nothing had been."""
 
 import contextlib
+import copy
 import os
 import random
 import resource
@@ -352,15 +353,22 @@ class TestWriting:
 
     def test_changed_replay_buffer_is_written_whole(self, tmp_path: Path) -> None:
         """By the user, between two checkpoints."""
+
+        class Change(BaseCallback):
+            def _on_rollout_start(self) -> None:
+                if self.model.num_timesteps == 25:
+                    assert isinstance(self.model, TD3X)
+                    self.model.replay_buffer = copy.deepcopy(self.model.replay_buffer)
+                    self.model.replay_buffer.rewards += 100
+
+            def _on_step(self) -> bool:
+                return True
+
         model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
-
-        def change() -> None:
-            model.replay_buffer.reset()
-
-        model.learn(35, [ResumableCheckpoint(tmp_path, 10), At(25, change)])
+        model.learn(35, [ResumableCheckpoint(tmp_path, 10), Change()])
         loaded = TD3X.resume(tmp_path, counting_vec_env(1)).replay_buffer
-        assert loaded.pos == model.replay_buffer.pos == 11
-        np.testing.assert_array_equal(loaded.rewards[:11], model.replay_buffer.rewards[:11])
+        assert loaded.rewards[0] == 101
+        np.testing.assert_array_equal(loaded.rewards[:35], model.replay_buffer.rewards[:35])
 
     def test_no_networks_of_nan(self, tmp_path: Path) -> None:
         model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
@@ -540,6 +548,15 @@ class TestErrors:
             with pytest.raises(LookupError, match="stopped by the test"):
                 model.learn(20, [At(5, fail), ResumableCheckpoint(tmp_path, 100)])
         assert not list_checkpoints(tmp_path)
+
+    def test_zoo_may_end_training_once_more_after_an_error(self, tmp_path: Path) -> None:
+        callback = ResumableCheckpoint(tmp_path, 10)
+        with pytest.raises(LookupError):
+            TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, [callback, At(15, fail)])
+        before = sorted(tmp_path.rglob("*"))
+        callback.on_training_end()
+        assert sorted(tmp_path.rglob("*")) == before
+        assert timesteps(tmp_path) == 14
 
     def test_exact_runs_write_nothing_between(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
