@@ -221,10 +221,10 @@ def check_terminations_can_be_stored(model: "TD3X", hook: RewardShaping) -> None
         )
 
 
-def check_loaded_replay_buffer(model: "TD3X", replay_buffer: ReplayBuffer, path: Any) -> None:
+def check_loaded_replay_buffer(model: "TD3X", replay_buffer: Any, path: str) -> None:
     """
     :param model: the agent
-    :param replay_buffer: what was loaded for it
+    :param replay_buffer: what was loaded for it, or is going to be: anything with the attributes of a replay buffer
     :param path: where from, for the error
     :raises ValueError: the transitions are not those of its envs, or for other n-step returns
     """
