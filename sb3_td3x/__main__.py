@@ -1,7 +1,8 @@
-"""Command line of the package: what is installed, and RL Zoo's commands where start-up files are disabled."""
+"""Command line: what is installed, agents' files read safely, and RL Zoo's commands where start-up is disabled."""
 
 import argparse
 import difflib
+import importlib
 import os
 import runpy
 import sys
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.set_defaults(run=print_status)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    add_inspect_command(commands)
+    add_play_command(commands)
     add_zoo_command(commands)
     add_resume_command(commands)
 
@@ -56,6 +59,70 @@ def print_status(args: argparse.Namespace) -> int:
     print(f"hyperparameters: {hyperparams_path()}")
     if not registered:
         print("\n`python -m sb3_td3x zoo train --algo td3x ...` registers td3x without start-up files.")
+    return 0
+
+
+def add_inspect_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """
+    :param commands: where to add the command
+    """
+    parser = commands.add_parser(
+        "inspect", help="tell what is in an agent's file", description="Nothing that is in the file is run."
+    )
+    parser.add_argument("file", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
+    parser.set_defaults(run=inspect_agent)
+
+
+def inspect_agent(args: argparse.Namespace) -> int:
+    """
+    :param args: ``file``
+    :return: exit code
+    """
+    from sb3_td3x.inspection import describe_agent
+
+    try:
+        print(describe_agent(args.file))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def add_play_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """
+    :param commands: where to add the command
+    """
+    parser = commands.add_parser(
+        "play",
+        help="play the folder of a zoo's run without running code from it",
+        description="Like `rl_zoo3.enjoy`, which runs what strangers may have put into the folder; this does not.",
+    )
+    parser.add_argument("folder", type=Path, help="the run's folder, such as logs/td3x/Pendulum-v1_1")
+    parser.add_argument("-n", "--n-timesteps", type=int, default=1000, help="number of timesteps")
+    parser.add_argument("--render", action="store_true", help="show the env on the screen")
+    parser.add_argument("--seed", type=int, default=0, help="random generator seed")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--deterministic", dest="deterministic", action="store_true", default=True)
+    mode.add_argument("--stochastic", dest="deterministic", action="store_false")
+    parser.add_argument("--best", action="store_true", help="the best agent of the evaluations, not the last")
+    parser.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
+    parser.set_defaults(run=play_folder)
+
+
+def play_folder(args: argparse.Namespace) -> int:
+    """
+    :param args: ``folder``, and how to play it
+    :return: exit code
+    """
+    from sb3_td3x.play import play
+
+    for package in args.gym_packages:
+        importlib.import_module(package)
+    try:
+        play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Columns of a packed row that are not a single number
 _VECTORS = ("observations", "next_observations", "actions")
 # Attributes of a packed buffer that follow from the others
-_REBUILT = ("columns", "_host_rows", "_device_rows", "_n_pending")
+REBUILT = ("columns", "_host_rows", "_device_rows", "_n_pending")
 
 
 class _Column:
@@ -200,7 +200,7 @@ class PackedReplayBuffer(ReplayBuffer):
         return self._device_rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _REBUILT}
+        return {name: value for name, value in vars(self).items() if name not in REBUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -286,10 +286,10 @@ def check_terminations_can_be_stored(model: "TD3X", hook: RewardShaping) -> None
         )
 
 
-def check_loaded_replay_buffer(model: "TD3X", replay_buffer: ReplayBuffer, path: Any) -> None:
+def check_loaded_replay_buffer(model: "TD3X", replay_buffer: Any, path: str) -> None:
     """
     :param model: the agent
-    :param replay_buffer: what was loaded for it
+    :param replay_buffer: what was loaded for it, or is going to be: anything with the attributes of a replay buffer
     :param path: where from, for the error
     :raises ValueError: the transitions are not those of its envs, or for other n-step returns
     """

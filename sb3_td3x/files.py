@@ -2,15 +2,21 @@
 
 import contextlib
 import hashlib
+import io
 import os
 import pathlib
 import secrets
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from stable_baselines3.common.save_util import open_path
 
 # What a killed process may leave behind; safe to delete once no process writes there
 TEMPORARY_PATTERN = ".*.*.partial"
+
+SavePath = str | pathlib.Path | io.BufferedIOBase
 
 
 @contextlib.contextmanager
@@ -88,3 +94,80 @@ def file_record(path: pathlib.Path) -> FileRecord:
             digest.update(block)
             size += len(block)
     return FileRecord(path.name, size, digest.hexdigest())
+
+
+@contextlib.contextmanager
+def open_for_saving(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
+    """
+    Open a file as SB3's ``save`` methods do, but with ``atomic_write``.
+
+    :param path: where the file shall be, or a file-like object, which is written in place. A folder that is missing is
+        made; where a folder has the name, ``_2`` is added to it.
+    :param suffix: ending of the name where it has none, without the dot
+    :return: the file, open for writing
+    :raises OSError: it cannot be written, or the disk is full; what was there before is untouched
+    """
+    if not isinstance(path, (str, pathlib.Path)):
+        yield cast(BinaryIO, open_path(path, "w"))
+        return
+    target = pathlib.Path(path)
+    while True:
+        if target.suffix == "":
+            target = pathlib.Path(f"{target}.{suffix}")
+        if not target.is_dir():
+            break
+        warnings.warn(f"{target} is a folder, saving to {target}_2", stacklevel=5)
+        target = pathlib.Path(f"{target}_2")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(target) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def open_for_loading(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
+    """
+    Open a file as SB3's ``load`` methods do.
+
+    :param path: path to the file, with or without its ending, or a file-like object, which is rewound in the end
+    :param suffix: the ending, without the dot
+    :return: the file, open for reading
+    :raises OSError: it is not there or cannot be read
+    """
+    file = open_path(path, "r", suffix=suffix)
+    try:
+        yield cast(BinaryIO, file)
+    finally:
+        if isinstance(path, (str, pathlib.Path)):
+            file.close()
+        else:
+            file.seek(0)
+
+
+def name_of(path: SavePath) -> str:
+    """
+    :param path: path to a file, or a file-like object
+    :return: how to name it in an error
+    """
+    return str(path) if isinstance(path, (str, pathlib.Path)) else "The file"
+
+
+class FileRefused(ValueError):  # noqa: N818 - what is wrong is said by its sentence
+    """A file that is damaged, too large, of another kind or not safe to read, in one sentence."""
+
+
+@contextlib.contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """
+    Turn whatever a reader stumbles over into one sentence. Everything, since a stranger's file decides what it is.
+
+    :param name: how to name the file
+    :raises FileRefused: the block raised an exception
+    """
+    try:
+        yield
+    except FileRefused:
+        raise
+    except Exception as error:
+        # PyTorch's errors have many sentences
+        reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
+        raise FileRefused(f"{name} is damaged: {reason}") from None

@@ -9,6 +9,27 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from sb3_td3x.validation import check_number
 
 
+class SimpleLinearSchedule:
+    """
+    The zoo's linear schedule by the same name, for agents that were trained there: the same numbers without the zoo.
+
+    :param initial_value: the learning rate at the start; at the end it is 0
+    """
+
+    def __init__(self, initial_value: float) -> None:
+        self.initial_value = initial_value
+
+    def __call__(self, progress_remaining: float) -> float:
+        """
+        :param progress_remaining: from 1 to 0
+        :return: the learning rate
+        """
+        return progress_remaining * self.initial_value
+
+    def __repr__(self) -> str:
+        return f"SimpleLinearSchedule(initial_value={self.initial_value})"
+
+
 def make_schedule(name: str, value: float | str | Callable[[float], float]) -> FloatSchedule:
     """
     :param name: name of the argument, for the error

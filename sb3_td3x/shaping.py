@@ -239,6 +239,29 @@ def make_reward_shaping(spec: Any) -> RewardShaping | None:
     return None if spec is None else _make_hook(spec)
 
 
+def check_built_in(spec: Any) -> None:
+    """
+    Refuse a specification from a stranger's file that could import or call anything.
+
+    :param spec: as for ``make_reward_shaping``
+    :raises ValueError: it names something other than a hook of this module whose arguments are numbers
+    """
+    if isinstance(spec, list | tuple):
+        for hook in spec:
+            check_built_in(hook)
+        return
+    name, kwargs = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
+    plain = {f"{__name__}.{hook.__name__}" for hook in (FallPenalty, RewardScale, RewardClip)}
+    numbers = (kwargs or {}).values() if isinstance(kwargs, dict | None) else [kwargs]
+    if spec is None or isinstance(spec, RewardShaping):
+        return
+    if not (isinstance(name, str) and name in plain and all(isinstance(number, int | float) for number in numbers)):
+        raise ValueError(
+            f"reward_shaping={_describe(spec)} is named by the agent's file, and may run any code. If it is what you "
+            "want, give it to load() by reward_shaping=..., or load with trusted=True"
+        )
+
+
 def shape(hook: RewardShaping, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
     """
     Call a hook and check what it returns.

@@ -3,6 +3,7 @@
 import inspect
 import pathlib
 import warnings
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
@@ -31,15 +32,16 @@ from stable_baselines3.common.utils import (
 )
 
 from sb3_td3x import sb3_compat
-from sb3_td3x.archive import SavePath, read_zip
+from sb3_td3x.archive import attributes_to_save, read_agent, read_parameters, variables_to_save, write_agent
+from sb3_td3x.buffer_files import read_replay_buffer, write_replay_buffer
 from sb3_td3x.buffers import (
-    check_loaded_replay_buffer,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
     make_replay_buffer,
 )
 from sb3_td3x.checkpoint import Resumed, guarded_training, resume
 from sb3_td3x.cuda_graphs import UpdateGraphCache
+from sb3_td3x.files import SavePath
 from sb3_td3x.gradients import PRECISIONS, AutogradNetworks, MlpNetworks, has_bfloat16_instructions, make_networks
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -56,7 +58,7 @@ from sb3_td3x.policies import (
     with_own_kernels,
 )
 from sb3_td3x.schedules import learning_rate_at, make_schedule
-from sb3_td3x.shaping import RewardShaping, make_reward_shaping
+from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
 from sb3_td3x.transitions import EnvStep, shape_step, with_last_observations
 from sb3_td3x.validation import (
     check_action_noise,
@@ -320,6 +322,8 @@ class TD3X(OffPolicyAlgorithm):
         self._shaping: RewardShaping | None = None
         # The checkpoint that it goes on from, until its next `learn`
         self._resumed: Resumed | None = None
+        # A hook that a file names, which is not to be imported
+        self._untrusted_reward_shaping: Any = None
 
         if _init_setup_model:
             self._setup_model()
@@ -645,6 +649,8 @@ class TD3X(OffPolicyAlgorithm):
         Build the shaping hook. Not at loading but at the first ``learn`` after it:
         an agent that only plays does not need the module that its hook came from.
         """
+        if self.reward_shaping is self._untrusted_reward_shaping:
+            check_built_in(self.reward_shaping)
         self._shaping = make_reward_shaping(self.reward_shaping)
         if self._shaping is None:
             return
@@ -675,21 +681,37 @@ class TD3X(OffPolicyAlgorithm):
 
     # Saving and loading
 
-    def load_replay_buffer(self, path: SavePath, truncate_last_traj: bool = True) -> None:
+    def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
-        Load a replay buffer from a pickle file.
+        Save all the attributes of the object and the model parameters in a zip-file with a checksum. At any moment
+        of a kill or a full disk the old file is there or the new one, whole.
 
-        :param path: Path to the pickled replay buffer.
-        :param truncate_last_traj: When using ``HerReplayBuffer``, whether the last trajectory is taken as finished
-        :raises ValueError: the transitions are not those of this agent's envs, or for other n-step returns
+        :param path: path to the file (or a file-like) where the agent should be saved
+        :param exclude: name of parameters that should be excluded in addition to the default ones
+        :param include: name of parameters that might be excluded but should be included anyway
         """
-        own_buffer = self._replay_buffer
-        super().load_replay_buffer(path, truncate_last_traj)
-        try:
-            check_loaded_replay_buffer(self, self.replay_buffer, path)
-        except ValueError:
-            self.replay_buffer = own_buffer
-            raise
+        attributes = attributes_to_save(self, exclude, include)
+        write_agent(path, attributes, self.get_parameters(), variables_to_save(self))
+
+    def save_replay_buffer(self, path: SavePath) -> None:
+        """
+        Save the replay buffer, as a whole or not at all: arrays with a checksum. One of a user's own class is pickled.
+
+        :param path: Path to the file (or a file-like) where the replay buffer should be saved
+        """
+        write_replay_buffer(path, self.replay_buffer)
+
+    def load_replay_buffer(self, path: SavePath, truncate_last_traj: bool = True, trusted: bool = False) -> None:
+        """
+        Load a replay buffer that was saved by TD3X or by SB3.
+
+        :param path: Path to the file (or a file-like)
+        :param truncate_last_traj: When using ``HerReplayBuffer``, whether the last trajectory is taken as finished
+        :param trusted: whether to unpickle a buffer of a class that is not SB3's, which can run any code
+        :raises ValueError: the file is damaged or needs to be trusted, the transitions are not those of this agent's
+            envs, or for other n-step returns; the agent's own replay buffer stays
+        """
+        self.replay_buffer = read_replay_buffer(path, self, truncate_last_traj, trusted)
 
     @classmethod
     def load(
@@ -700,11 +722,12 @@ class TD3X(OffPolicyAlgorithm):
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = True,
+        trusted: bool = False,
         **kwargs: Any,
     ) -> SelfTD3X:
         """
         Load an agent saved by TD3X, or by SB3's ``TD3`` or ``DDPG``, whose training goes on where it stopped,
-        optimizers included.
+        optimizers included. No code that the file holds is run, unless it is trusted.
 
         :param path: path to the file (or a file-like) where to load the agent from
         :param env: the new environment to run the loaded model on (can be None if you only need prediction)
@@ -712,15 +735,17 @@ class TD3X(OffPolicyAlgorithm):
         :param custom_objects: Dictionary of objects to replace upon loading
         :param print_system_info: Whether to print system info from the saved model and the current system info
         :param force_reset: Force call to ``reset()`` before training
+        :param trusted: whether to unpickle what only a pickle can hold, such as a class or function of the user's
+            own, and to import the hook that the file names; a stranger's file can run any code by that
         :param kwargs: arguments of the constructor to change when loading
         :return: new model instance with loaded parameters
-        :raises ValueError: the file is damaged or another algorithm's, an argument is unknown or not allowed,
-            or the env's spaces are not those of the agent
+        :raises ValueError: the file is damaged, another algorithm's or needs to be trusted, an argument is unknown
+            or not allowed, or the env's spaces are not those of the agent
         """
         if print_system_info:
             print("== CURRENT SYSTEM INFO ==")
             get_system_info()
-        data, params = read_zip(path, device, custom_objects, print_system_info)
+        data, params = read_agent(path, cls, device, custom_objects, kwargs, trusted, print_system_info)
         data = sb3_compat.to_own_attributes(data)
         check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *data} - _NOT_TO_CHANGE_AT_LOADING)
         if "stats_window_size" in kwargs:
@@ -739,6 +764,8 @@ class TD3X(OffPolicyAlgorithm):
         model = cls(policy=data["policy_class"], env=env, device=device, _init_setup_model=False)
         model.__dict__.update(data)
         model.__dict__.update(kwargs)
+        if not (trusted or "reward_shaping" in {**(custom_objects or {}), **kwargs}):
+            model._untrusted_reward_shaping = model.reward_shaping
         model._setup_model()
         model.set_parameters(params, exact_match=True, device=device)
         if "reward_shaping" in kwargs:
@@ -810,7 +837,7 @@ class TD3X(OffPolicyAlgorithm):
         if isinstance(load_path_or_dict, dict):
             params = dict(load_path_or_dict)
         else:
-            _, params = read_zip(load_path_or_dict, device)
+            params = read_parameters(load_path_or_dict, self.get_parameters(), device)
         if "critic.optimizer" in params and isinstance(self.critic, CriticEnsemble):
             params["critic.optimizer"] = own_optimizer_state(self.critic, params["critic.optimizer"])
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
@@ -835,6 +862,7 @@ class TD3X(OffPolicyAlgorithm):
             "lr_schedule",
             "qf_lr_schedule",
             "_shaping",
+            "_untrusted_reward_shaping",
             "_replay_buffer",
             "_resumed",
         ]

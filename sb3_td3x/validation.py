@@ -49,7 +49,9 @@ def check_number(
     """
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     above = operator.gt if low_open else operator.ge
-    if not (is_number and math.isfinite(value) and above(value, low) and value <= high):
+    # Integers may be larger than any float
+    is_finite = is_number and (abs(value) < 1e308 if isinstance(value, int) else math.isfinite(value))
+    if not (is_finite and above(value, low) and value <= high):
         bracket = "(" if low_open else "["
         upper = "inf)" if math.isinf(high) else f"{high:g}]"
         raise ValueError(f"{name}={value!r} is not allowed, expected a number in {bracket}{low:g}, {upper}")

@@ -100,7 +100,8 @@ class ResumedExperiment(ExperimentManager):
         :param env: the envs of the training
         :return: the agent of the newest whole checkpoint
         """
-        model = TD3X.resume(checkpoint_folder(self.save_path), env, self.device)
+        # The settings beside it, which were read before, can run code as well
+        model = TD3X.resume(checkpoint_folder(self.save_path), env, self.device, trusted=True)
         model.verbose = self.verbose
         return model
 

@@ -348,7 +348,7 @@ def test_edge_value_is_fine(kwargs: dict[str, Any]) -> None:
     zip_file = io.BytesIO()
     model.save(zip_file)
     zip_file.seek(0)
-    TD3X.load(zip_file, env=model.get_env()).learn(10)
+    TD3X.load(zip_file, env=model.get_env(), trusted=True).learn(10)
 
 
 def test_learning_rate_of_zero_learns_nothing() -> None:
@@ -437,7 +437,7 @@ def finite_when_saved(model: TD3X) -> None:
     zip_file = io.BytesIO()
     model.save(zip_file)
     zip_file.seek(0)
-    loaded = TD3X.load(zip_file)
+    loaded = TD3X.load(zip_file, trusted=True)
     for key, value in loaded.policy.state_dict().items():
         assert th.isfinite(value).all(), key
     space = model.observation_space

@@ -344,7 +344,8 @@ def sb3_agent(case: str) -> TD3:
 @pytest.mark.parametrize("case", SB3_AGENTS)
 def test_agent_of_sb3_predicts_the_same_and_goes_on_where_it_stopped(case: str) -> None:
     sb3 = sb3_agent(case)
-    td3x = TD3X.load(zip_of(sb3), env=sb3.env, device="cpu")
+    # Of a function there is only its code
+    td3x = TD3X.load(zip_of(sb3), env=sb3.env, device="cpu", trusted=case == "function as schedule")
     assert_same_predictions(sb3, td3x)
     assert_same_agent(sb3, td3x)
     assert isinstance(td3x.replay_buffer, type(sb3.replay_buffer))
@@ -394,7 +395,7 @@ def test_agent_for_sb3_is_the_same(case: str) -> None:
     assert_same_predictions(td3x, sb3)
     assert_same_agent(td3x, sb3)
 
-    again = TD3X.load(zip_of(sb3), env=td3x.env, device="cpu")
+    again = TD3X.load(zip_of(sb3), env=td3x.env, device="cpu", trusted=case == "function as schedule")
     assert_same_predictions(td3x, again)
     assert_same_agent(td3x, again)
 
@@ -597,7 +598,7 @@ def test_demonstrations_in_the_replay_buffer_are_used(loaded: bool) -> None:
     """Before the first step, after construction and after loading."""
     model = make(learning_starts=0, batch_size=64, replay_buffer_class=RecordingBuffer)
     if loaded:
-        model = TD3X.load(zip_of(model), env=CountingEnv())
+        model = TD3X.load(zip_of(model), env=CountingEnv(), replay_buffer_class=RecordingBuffer)
     obs = np.full((1, 2), 7, np.float32)
     for _ in range(50):
         model.replay_buffer.add(obs, obs, np.zeros((1, 1)), np.array([100.0]), np.array([True]), [{}])
@@ -835,7 +836,9 @@ def test_env_is_not_needed_for_any_use_but_training(saved: bytes) -> None:
 
 def test_hook_with_a_lambda_is_saved_by_value() -> None:
     model = make(reward_shaping=[lambda batch: (batch.rewards + 10, batch.terminations), RewardScale(2.0)])
-    loaded = TD3X.load(zip_of(model), env=CountingEnv()).learn(3)
+    with pytest.raises(ValueError, match=r"reward_shaping.*trusted=True"):
+        TD3X.load(zip_of(model), env=CountingEnv())
+    loaded = TD3X.load(zip_of(model), env=CountingEnv(), trusted=True).learn(3)
     np.testing.assert_array_equal(loaded.replay_buffer.rewards[:3, 0], [22, 24, 26])
 
 

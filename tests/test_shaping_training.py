@@ -521,7 +521,7 @@ def test_hook_is_saved_and_loaded(case: str) -> None:
     zip_file = io.BytesIO()
     make(hook=SAVED_HOOKS[case]).learn(5).save(zip_file)
     zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=counting_vec_env(3, EPISODES))
+    loaded = TD3X.load(zip_file, env=counting_vec_env(3, EPISODES), trusted=True)
     loaded.learn(60)
     for env_idx in range(3):
         steps = Steps(20, env_idx)

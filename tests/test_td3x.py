@@ -576,7 +576,7 @@ def test_policy_kwargs(policy_kwargs: dict[str, Any]) -> None:
     zip_file = io.BytesIO()
     model.save(zip_file)
     zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=model.env)
+    loaded = TD3X.load(zip_file, env=model.env, trusted=True)
     assert_same_weights(model, loaded)
     assert loaded.learn(20)._n_updates == 30
 
@@ -600,7 +600,7 @@ def test_policy_classes(policy_class: type[Any], n_critics: int, tmp_path: pathl
     for key, value in sb3.policy.state_dict().items():
         np.testing.assert_allclose(model.policy.state_dict()[key].numpy(), value.numpy(), rtol=1e-5, atol=2e-6)
     model.save(tmp_path / "agent")
-    loaded = TD3X.load(tmp_path / "agent", env=CountingEnv())
+    loaded = TD3X.load(tmp_path / "agent", env=CountingEnv(), trusted=True)
     assert_same_weights(model, loaded)
     assert type(loaded.policy) is type(model.policy)
     loaded.learn(20)

@@ -64,7 +64,7 @@ def save_and_load(model: TD3X, **kwargs: Any) -> TD3X:
     zip_file = io.BytesIO()
     model.save(zip_file)
     zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=model.get_env(), device="cpu", **kwargs)
+    loaded = TD3X.load(zip_file, env=model.get_env(), device="cpu", trusted=True, **kwargs)
     loaded.replay_buffer = model.replay_buffer
     loaded.set_logger(configure_logger(verbose=0))
     return loaded
@@ -745,7 +745,8 @@ def test_decay_goes_on_in_a_later_training(between: str) -> None:
         model.save(zip_file)
         zip_file.seek(0)
         env = RecordingEnv()
-        model = TD3X.load(zip_file, env=DummyVecEnv([lambda: env, RecordingEnv, RecordingEnv]), device="cpu")
+        envs = DummyVecEnv([lambda: env, RecordingEnv, RecordingEnv])
+        model = TD3X.load(zip_file, env=envs, device="cpu", trusted=True)
     assert model.action_noise_scale == pytest.approx(0.99**20)
     env.actions.clear()
     model.learn(15, reset_num_timesteps=True)
