@@ -12,11 +12,12 @@ import gymnasium as gym
 import rl_zoo3.train
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import get_callback_list
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.checkpoint import read_state
+from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
 from sb3_td3x.checkpoint_folder import newest_whole_checkpoint
 from sb3_td3x.run_logs import cut_monitor_files, go_on_monitoring, monitor_start
 from sb3_td3x.td3x import TD3X
@@ -40,7 +41,7 @@ def resume_run(folder: Path) -> None:
     if args.algo != ALGO or args.optimize_hyperparameters:
         raise UnusableRunError(f"{folder} is no training of {ALGO}")
     try:
-        checkpoint = newest_whole_checkpoint(checkpoint_folder(folder))
+        checkpoint = newest_whole_checkpoint(_checkpoints_of(folder))
     except ValueError as error:
         raise UnusableRunError(str(error)) from None
     # The checkpoint has what the run took from another agent
@@ -74,9 +75,8 @@ class ResumedExperiment(ExperimentManager):
         """
         :return: those that the run was started with, twice
         """
-        path = Path(self.params_path) / "config.yml"
-        print(f"Loading hyperparameters from: {path}")
-        hyperparams = yaml.load(path.read_text(), Loader=yaml.UnsafeLoader)
+        print(f"Loading hyperparameters from: {self.params_path}")
+        hyperparams = _saved_hyperparams(Path(self.params_path))
         return dict(hyperparams), dict(hyperparams)
 
     def _preprocess_hyperparams(
@@ -101,7 +101,7 @@ class ResumedExperiment(ExperimentManager):
         :return: the agent of the newest whole checkpoint
         """
         # The settings beside it, which were read before, can run code as well
-        model = TD3X.resume(checkpoint_folder(self.save_path), env, self.device, trusted=True)
+        model = TD3X.resume(_checkpoints_of(Path(self.save_path)), env, self.device, trusted=True)
         model.verbose = self.verbose
         return model
 
@@ -161,3 +161,22 @@ def _config_folder(folder: Path) -> Path:
     if len(found) != 1:
         raise UnusableRunError(f"{folder} is no folder of a run of RL Zoo: it has {len(found)} args.yml, expected one")
     return found[0]
+
+
+def _saved_hyperparams(config_folder: Path) -> dict[str, Any]:
+    """
+    :param config_folder: where the zoo wrote a run's configuration
+    :return: the run's hyperparameters; none if they were not written
+    """
+    path = config_folder / "config.yml"
+    return dict(yaml.load(path.read_text(), Loader=yaml.UnsafeLoader)) if path.exists() else {}
+
+
+def _checkpoints_of(folder: Path) -> Path:
+    """
+    :param folder: the folder of a run
+    :return: where its checkpoints are: in it, unless its YAML file said another place
+    """
+    callbacks = get_callback_list(_saved_hyperparams(_config_folder(folder)))
+    named = [it.save_path for it in callbacks if isinstance(it, ResumableCheckpoint) and it.save_path is not None]
+    return named[0] if named else checkpoint_folder(folder)

@@ -158,13 +158,20 @@ def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> N
         ({}, "is no folder of a run of RL Zoo: it has 0 args.yml, expected one"),
         ({"Pendulum-v1/args.yml": "algo: td3\noptimize_hyperparameters: false"}, "is no training of td3x"),
         ({"Pendulum-v1/args.yml": "algo: td3x\noptimize_hyperparameters: false"}, "There is no whole checkpoint in"),
+        (
+            {
+                "Pendulum-v1/args.yml": "algo: td3x\noptimize_hyperparameters: false",
+                "Pendulum-v1/config.yml": "callback: {sb3_td3x.checkpoint.ResumableCheckpoint: {save_path: elsewhere}}",
+            },
+            "There is no whole checkpoint in elsewhere",
+        ),
     ],
 )
 def test_folder_without_a_run(
     files: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert __main__.main(["resume", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
