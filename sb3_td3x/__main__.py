@@ -115,12 +115,14 @@ def play_folder(args: argparse.Namespace) -> int:
     :return: exit code
     """
     from sb3_td3x.play import play
+    from sb3_td3x.validation import check_integer
 
-    for package in args.gym_packages:
-        importlib.import_module(package)
     try:
+        check_integer("n_timesteps", args.n_timesteps, low=1)
+        for package in args.gym_packages:
+            importlib.import_module(package)
         play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -3,7 +3,7 @@
 import base64
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -280,8 +280,8 @@ def _restore_moments(rms: RunningMeanStd, state: State) -> None:
     :param rms: running statistics
     :param state: what ``_moments`` returned
     """
-    to_array: Callable[[Any], np.ndarray] = lambda values: np.array(values, dtype=np.float64)  # noqa: E731
-    rms.mean, rms.var, rms.count = to_array(state["mean"]), to_array(state["var"]), state["count"]
+    rms.mean, rms.var = (np.array(state[name], dtype=np.float64) for name in ("mean", "var"))
+    rms.count = state["count"]
 
 
 def _to_text(generator_state: th.Tensor) -> str:

@@ -776,7 +776,7 @@ class TD3X(OffPolicyAlgorithm):
     def resume(
         cls: type[SelfTD3X],
         directory: str | pathlib.Path,
-        env: GymEnv,
+        env: GymEnv | str,
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfTD3X:
@@ -788,13 +788,13 @@ class TD3X(OffPolicyAlgorithm):
             model.learn(total_timesteps - model.num_timesteps, callback, reset_num_timesteps=False)
 
         :param directory: the folder of the checkpoints
-        :param env: the envs, made as those of the run were; they begin new episodes
+        :param env: the envs, made as those of the run were, or the id of one; they begin new episodes
         :param device: Device on which the code should run.
         :param kwargs: further arguments of ``load``
         :return: the agent with its replay buffer, counters and random generators
         :raises ValueError: there is no whole checkpoint, or the envs or arguments do not fit it
         """
-        return resume(cls, directory, env, device, **kwargs)
+        return resume(cls, directory, maybe_make_env(env, verbose=0), device, **kwargs)
 
     def to_sb3(self) -> TD3:
         """

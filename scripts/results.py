@@ -75,6 +75,7 @@ class Run:
     :param seed: seed of the training
     :param steps: its length in env steps
     :param folder: the zoo's log folder for this run alone
+    :param params: hyperparameters to change, as for the zoo's ``-params``
     """
 
     env: str
@@ -82,6 +83,7 @@ class Run:
     seed: int
     steps: int
     folder: Path
+    params: tuple[str, ...] = ()
 
     @property
     def run_path(self) -> Path:
@@ -102,7 +104,9 @@ class Run:
             "--eval-episodes": 10,
             "--device": "cpu",
         }
-        return [sys.executable, "-m", "rl_zoo3.train", *(str(part) for option in options.items() for part in option)]
+        params = ["-params", *self.params] if self.params else []
+        parts = [str(part) for option in options.items() for part in option]
+        return [sys.executable, "-m", "rl_zoo3.train", *parts, *params]
 
     def is_finished(self) -> bool:
         """
@@ -335,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
     parser.add_argument("--algos", nargs="+", help="instead of the study's")
     parser.add_argument("--steps", type=int, help="instead of the study's")
+    parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
@@ -343,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Before the long part, so that a missing package shows at once
     report: dict[str, Any] = {"study": args.study, "machine": machine(PACKAGES)}
-    runs = make_runs(study, args.log_folder / args.study)
+    runs = [replace(run, params=tuple(args.params)) for run in make_runs(study, args.log_folder / args.study)]
     train(runs, args.jobs)
 
     rows: list[dict[str, Any]] = []

@@ -776,3 +776,11 @@ def test_off_while_tuning(tmp_path: Path) -> None:
     finally:
         tuning.reset(token)
     assert not any(tmp_path.iterdir())
+
+
+def test_resuming_makes_the_env_of_an_id(tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"learning_starts": 10, "buffer_size": 50, "policy_kwargs": {"net_arch": [8]}}
+    TD3X("MlpPolicy", "Pendulum-v1", device="cpu", **kwargs).learn(20, ResumableCheckpoint(tmp_path))
+    model = TD3X.resume(tmp_path, "Pendulum-v1", device="cpu")
+    model.learn(5, ResumableCheckpoint(tmp_path), reset_num_timesteps=False)
+    assert model.num_timesteps == 25

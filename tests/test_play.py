@@ -222,3 +222,18 @@ def test_memory_that_a_pickle_asks_for_is_not_taken() -> None:
             assert read_pickle(io.BytesIO(content), "it", None) is None
         except ValueError as error:
             print(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-n", "-3"], "n_timesteps=-3 is not allowed"),
+        (["--gym-packages", "no_such_package"], "No module named 'no_such_package'"),
+    ],
+)
+def test_wrong_options_get_one_sentence(
+    options: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["play", str(tmp_path), *options]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
