@@ -127,13 +127,14 @@ class MixedPrecisionMlp(Mlp):
     layer stay in float32: they are small, and eight bits are too few for observations and values.
 
     :param layers: its layers
+    :param emulated: whether numbers are rounded to bfloat16 and multiplied in float32, which gives the same products:
+        the way of processors without instructions for bfloat16, where PyTorch's own products take fifty times as long
     """
 
-    def __init__(self, layers: list[Layer]):
+    def __init__(self, layers: list[Layer], emulated: bool):
         super().__init__(layers)
-        self._dtypes = [
-            th.bfloat16 if 0 < idx < len(layers) - 1 else layer.weight.dtype for idx, layer in enumerate(layers)
-        ]
+        self._emulated = emulated
+        self._reduced = [0 < idx < len(layers) - 1 for idx in range(len(layers))]
         self._weights = [layer.weight for layer in layers]
 
     def forward(self, x: th.Tensor) -> list[th.Tensor]:
@@ -142,11 +143,12 @@ class MixedPrecisionMlp(Mlp):
         :return: what each layer was given, in the precision of its product, and the output
         """
         # Anew each time, since every update changes them
-        self._weights = [layer.weight.to(dtype) for layer, dtype in zip(self.layers, self._dtypes, strict=True)]
+        self._weights = [self._rounded(layer.weight, idx) for idx, layer in enumerate(self.layers)]
         values = [x]
         for idx, layer in enumerate(self.layers):
-            h = self._linear(layer.bias.to(self._dtypes[idx]), values[-1], self._weights[idx].mT)
-            values.append(layer.activation.forward(h).to(self._dtypes[min(idx + 1, len(self.layers) - 1)]))
+            h = self._linear(self._rounded(layer.bias, idx), values[-1], self._weights[idx].mT)
+            h = self._rounded(layer.activation.forward(self._rounded(h, idx)), idx)
+            values.append(self._rounded(h, min(idx + 1, len(self.layers) - 1)))
         return values
 
     def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
@@ -154,17 +156,39 @@ class MixedPrecisionMlp(Mlp):
             layer = self.layers[idx]
             assert layer.weight_grad is not None
             assert layer.bias_grad is not None
-            grad = layer.activation.backward(grad, values[idx + 1]).to(self._dtypes[idx])
-            layer.weight_grad.copy_(self._product(grad.mT, values[idx]))
+            grad = self._backward_through_activation(values, grad, idx)
+            layer.weight_grad.copy_(self._rounded(self._product(grad.mT, values[idx]), idx))
             th.sum(grad, dim=-2, dtype=layer.bias_grad.dtype, out=layer.bias_grad)
             if idx > 0:
-                grad = self._product(grad, self._weights[idx])
+                grad = self._rounded(self._product(grad, self._weights[idx]), idx)
 
     def backward_to_input(self, values: list[th.Tensor], grad: th.Tensor) -> th.Tensor:
         for idx in range(len(self.layers) - 1, -1, -1):
-            grad = self.layers[idx].activation.backward(grad, values[idx + 1]).to(self._dtypes[idx])
-            grad = self._product(grad, self._weights[idx])
+            grad = self._backward_through_activation(values, grad, idx)
+            grad = self._rounded(self._product(grad, self._weights[idx]), idx)
         return grad
+
+    def _backward_through_activation(self, values: list[th.Tensor], grad: th.Tensor, idx: int) -> th.Tensor:
+        """
+        :param values: what ``forward`` returned
+        :param grad: gradient of the value of a layer
+        :param idx: number of the layer
+        :return: gradient of the argument of its activation, in the precision of the layer's product
+        """
+        grad = self.layers[idx].activation.backward(grad, values[idx + 1])
+        # First in the precision of what came in, the next layer's, as in ``forward``
+        return self._rounded(self._rounded(grad, min(idx + 1, len(self.layers) - 1)), idx)
+
+    def _rounded(self, tensor: th.Tensor, idx: int) -> th.Tensor:
+        """
+        :param tensor: an operand or a result of the product of a layer
+        :param idx: number of the layer
+        :return: the same in the precision of that product
+        """
+        if not self._reduced[idx]:
+            return tensor.to(self.layers[idx].weight.dtype)
+        rounded = tensor.bfloat16()
+        return rounded.to(self.layers[idx].weight.dtype) if self._emulated else rounded
 
 
 class AutogradNetworks:
@@ -291,7 +315,11 @@ class MlpNetworks:
         self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
         self.critic_optimizer = _make_optimizer(policy.critic.optimizer, flat["critic"])
         self.actor_optimizer = _make_optimizer(policy.actor.optimizer, flat["actor"])
-        make_mlp = MixedPrecisionMlp if bfloat16 else Mlp
+        emulated = not has_bfloat16_instructions(policy.device)
+
+        def make_mlp(layers: list[Layer]) -> Mlp:
+            return MixedPrecisionMlp(layers, emulated) if bfloat16 else Mlp(layers)
+
         self._actor = make_mlp(_actor_layers(policy.actor, with_grad=True))
         self._actor_target = make_mlp(_actor_layers(policy.actor_target, with_grad=False))
         self._critics = make_mlp(_critic_layers(policy.critic, with_grad=True))

@@ -115,6 +115,20 @@ def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks
     assert 1e-4 < max(errors) < 0.02
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_emulated_bfloat16_is_bfloat16(activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the order of the sums differs, so now and then a last bit; float32 is a hundred times as far away."""
+    policy = make_policy(net_arch=[64, 48, 64], activation_fn=activation)
+    values = {}
+    for native in (True, False):
+        monkeypatch.setattr("sb3_td3x.gradients.has_bfloat16_instructions", lambda device, native=native: native)
+        values[native] = values_and_gradients(MlpNetworks(policy, bfloat16=True), 64)
+    full = values_and_gradients(MlpNetworks(policy), 64)
+    for emulated, native_s, exact in zip(values[False], values[True], full, strict=True):
+        assert (emulated - native_s).norm() <= 0.1 * (exact - native_s).norm()
+    assert sum((native_s != exact).sum().item() for native_s, exact in zip(values[True], full, strict=True)) > 1000
+
+
 @pytest.mark.parametrize("net_arch", [[], [16]])
 def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> None:
     policy = make_policy(net_arch=net_arch)
