@@ -222,7 +222,9 @@ class TD3X(OffPolicyAlgorithm):
     :param clipped_double_q: Whether the target is the minimum over the target critics; False: the first one alone,
         the others are still trained (document 002, trick 6)
     :param precision: ``"float32"``, or ``"bfloat16"``: the matrix products of the updates in bfloat16, on float32
-        parameters and optimizers. Faster on processors with instructions for it, slower on others (with a warning).
+        parameters and optimizers. Faster on processors with instructions for it, slower on others (with a warning),
+        which get the same numbers by rounding; networks that are not plain MLPs have PyTorch's automatic mixed
+        precision, which is very slow there.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
