@@ -306,6 +306,18 @@ def compare(returns: np.ndarray, peer_returns: np.ndarray) -> dict[str, Any]:
     }
 
 
+def read_returns(path: Path, study: str) -> np.ndarray:
+    """
+    :param path: a report that this script wrote
+    :param study: name of a study
+    :return: the final returns of its first algorithm, (n_seeds, n_episodes)
+    """
+    report = json.loads(path.read_text())
+    if report["study"] != study:
+        raise SystemExit(f"--against {path} is a report of the study {report['study']}, not of {study}")
+    return np.array([row["final"]["returns"] for row in report["runs"] if row["algo"] == report["algos"][0]])
+
+
 def format_table(study: Study, summary: dict[str, dict[str, Any]]) -> str:
     """
     :param study: the study
@@ -339,8 +351,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
     parser.add_argument("--algos", nargs="+", help="instead of the study's")
     parser.add_argument("--steps", type=int, help="instead of the study's")
+    parser.add_argument("--against", type=Path, help="compare with an earlier report (JSON), the same study's")
     parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
+    peer_returns = None if args.against is None else read_returns(args.against, args.study)
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
     study = replace(STUDIES[args.study], **{name: value for name, value in overrides.items() if value})
@@ -379,15 +393,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "summary": summary,
     }
     first, *peers = study.algos
-    if study.bar is not None:
+    peer = peers[0] if peers else ""
+    if peer_returns is not None:
+        peer = str(args.against)
+    elif peers:
+        peer_returns = final[peer]
+    if study.bar is not None and args.against is None:
         holds = min(summary[first]["seed_means"]) >= study.bar
         print(f"Every {first} agent has a mean return of at least {study.bar:g}: {'yes' if holds else 'NO'}")
-    elif peers:
-        report["comparison"] = comparison = compare(final[first], final[peers[0]])
+    elif peer_returns is not None:
+        report["comparison"] = comparison = {"peer": peer, **compare(final[first], peer_returns)}
         holds = comparison["holds"]
         low, high = comparison["difference_95"]
         print(
-            f"{first} - {peers[0]}: {comparison['difference']:.2f}, 95% interval [{low:.2f}, {high:.2f}]; "
+            f"{first} - {peer}: {comparison['difference']:.2f}, 95% interval [{low:.2f}, {high:.2f}]; "
             f"its lower end lies above {comparison['limit']:.2f}: {'yes' if holds else 'NO'}"
         )
     else:

@@ -132,3 +132,13 @@ def test_from_trainings_to_the_report(results: ModuleType, tmp_path: Path, capsy
     assert results.main(arguments) == 0
     assert "1 of 1 trainings are there, 0 to do" in capsys.readouterr().out
     assert json.loads((tmp_path / "pendulum.json").read_text())["runs"] == [run]
+
+    # Beside an earlier report, here itself
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(report))
+    assert results.main([*arguments, "--against", str(earlier)]) == 0
+    comparison = json.loads((tmp_path / "pendulum.json").read_text())["comparison"]
+    assert comparison["peer"] == str(earlier)
+    assert comparison["difference"] == 0
+    with pytest.raises(SystemExit, match="is a report of the study pendulum, not of hardcore"):
+        results.main(["hardcore", "--against", str(earlier)])
