@@ -20,6 +20,7 @@ pytest.importorskip("rliable")
 import agent_folders
 import evaluate_agents
 import publish_agent
+import results
 from agent_folders import SELECTION_SEED, TEST_SEED, Seed, Training, evaluate, find_agents
 
 from sb3_td3x import TD3X
@@ -196,7 +197,7 @@ def test_command_can_be_typed(published: Path) -> None:
 def test_published_agent_plays_as_it_did(runs: list[Path], published: Path) -> None:
     training = Training.read(find_agents(published)[0])
     run = runs[[7, 8].index(training.published_seed)]
-    model = TD3X.load(published / "td3x" / f"{ENV}_1" / ENV, device="cpu")
+    model = TD3X.load(published / "td3x" / f"{ENV}_1" / f"{ENV}.zip", device="cpu")
     original = TD3X.load(run / training.published.selected, device="cpu")
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     np.testing.assert_array_equal(model.predict(obs)[0], original.predict(obs)[0])
@@ -206,7 +207,7 @@ def test_published_agent_plays_as_it_did(runs: list[Path], published: Path) -> N
 
 
 def test_training_goes_on_from_a_published_agent(published: Path) -> None:
-    model = TD3X.load(published / "td3x" / f"{ENV}_1" / ENV, env=make_vec_env(ENV), device="cpu")
+    model = TD3X.load(published / "td3x" / f"{ENV}_1" / f"{ENV}.zip", env=make_vec_env(ENV), device="cpu")
     target = next(model.actor_target.parameters()).clone()
     model.learning_starts = 0
     model.learn(20, reset_num_timesteps=False)
@@ -283,7 +284,10 @@ def test_check(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "WORSE" in capsys.readouterr().out
 
 
-def test_report(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "N_BOOTSTRAP", 100)
     path = tmp_path / "agents.json"
     assert evaluate_agents.main(["-f", str(published), "-o", str(path)]) == 0
     (agent,) = json.loads(path.read_text())["agents"]
