@@ -297,6 +297,21 @@ def test_report(
     assert "td3 -151.9 ± 90.2 at 20k" in capsys.readouterr().out
 
 
+def test_learning_curves(published: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sb3_td3x.studies.reference")
+    import plot_agents
+
+    assert plot_agents.main(["-f", str(published), "-o", str(tmp_path)]) == 0
+    assert (tmp_path / f"{ENV}.png").read_bytes().startswith(b"\x89PNG")
+    timesteps, returns = plot_agents.learning_curve(Training.read(find_agents(published)[0]))
+    assert timesteps.tolist() == [120, 240]
+    assert returns.shape == (2, 2)
+    axes = plot_agents.draw(Training.read(find_agents(published)[0])).axes[0]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    # The zoo's first evaluation came after 10,000 steps
+    assert labels == ["td3x, mean of 2 seeds", "95% interval"]
+
+
 def test_no_agents(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="there are no agents"):
         evaluate_agents.main(["-f", str(tmp_path)])
