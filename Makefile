@@ -19,7 +19,7 @@ help: ## list the targets
 	@echo
 	@echo "  make train ENV=LunarLanderContinuous-v3        another environment"
 	@echo '  make train ARGS="-n 50000 --seed 1"            more options for rl_zoo3.train'
-	@echo "  make enjoy ENV=BipedalWalkerHardcore-v3        watch the trained agent of an environment"
+	@echo "  make enjoy ENV=MountainCarContinuous-v0        watch the trained agent of an environment"
 	@echo "  make enjoy ARGS=--no-render                    without a display"
 	@echo "  make venv PYTHON=python3.12                    another Python"
 
