@@ -219,13 +219,9 @@ def _html_table(table: Table) -> str:
         return f"<{tag}{attribute}>{_html_text(text)}</{tag}>"
 
     head = "".join(cell("th", idx, text) for idx, text in enumerate(table.columns))
-    rows = "\n".join(
-        f"<tr>{''.join(cell('td', idx, text) for idx, text in enumerate(row))}</tr>" for row in table.rows
-    )
+    rows = "\n".join(f"<tr>{''.join(cell('td', idx, text) for idx, text in enumerate(row))}</tr>" for row in table.rows)
     note = f'<p class="note">{_html_text(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>{note}'
-    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>{note}'
 
 
 def _html_text(text: str) -> str:
@@ -254,7 +250,9 @@ def _markdown_block(block: Block, folder: Path) -> str:
         return f"{table}\n\n{_markdown_text(block.note)}" if block.note else table
     if isinstance(block, Picture):
         return f"{_markdown_image(block, folder)}\n\n{_markdown_text(block.caption)}"
-    cells = [f"| {_markdown_image(picture, folder)} | {_markdown_text(picture.caption)} |" for picture in block.pictures]
+    cells = [
+        f"| {_markdown_image(picture, folder)} | {_markdown_text(picture.caption)} |" for picture in block.pictures
+    ]
     return "\n".join(["| episode | agent |", "|---|---|", *cells])
 
 

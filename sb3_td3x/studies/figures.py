@@ -47,7 +47,7 @@ _BASE_COLOR = "#000000"
 _COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # When the colours are used up; dotted lines are the zoo's
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (6, 1.5, 1, 1.5)))
-_REFERENCE_MARKERS = {"td3": "x", "ddpg": "+", "sac": "1", "tqc": "2"}
+_REFERENCE_MARKERS = {"td3": "x", "ddpg": "+", "sac": "o", "tqc": "^"}
 _REFERENCE_COLOR = "#777777"
 # With more arms, bands over each other hide more than they show
 _MAX_BANDS = 3
@@ -118,6 +118,7 @@ class Figures:
         curves = statistics.learning
         base = curves.get(statistics.base or "")
         last = max(int(curve.timesteps[-1]) for curve in curves.values())
+        titles = _panel_titles(curves)
 
         def panel(axes: Axes, arm: str) -> None:
             curve = curves[arm]
@@ -127,7 +128,7 @@ class Figures:
                 axes.plot(base.timesteps, base.estimate.value, color=_BASE_COLOR, linewidth=1, linestyle=_LINES[1])
             _band(axes, curve.timesteps, curve.estimate, color)
             axes.plot(curve.timesteps, curve.estimate.value, color=color)
-            axes.set_title(f"{arm} ({_seeds(curve.estimate.n_seeds)})", loc="left")
+            axes.set_title(titles[arm], loc="left")
             _steps_axis(axes, last)
 
         handles: list[Any] = [
@@ -174,6 +175,7 @@ class Figures:
                 style = self._styles[arm]
                 right.ecdf(returns, color=style.color, linestyle=style.line, linewidth=1.3)
             right.set_xlabel(RETURN)
+            right.xaxis.set_major_locator(MaxNLocator(5))
             right.set_ylabel("Fraction of episodes with return ≤ x")
             right.set_ylim(-0.02, 1.02)
             _legend(figure, [self._handle(arm) for arm in statistics.arms])
@@ -219,7 +221,7 @@ class Figures:
                 curve = curves.difference
                 self._line(axes, arm, curve.timesteps, curve.estimate, band=len(values) <= _MAX_BANDS)
             axes.axhline(0, color="#555555", linewidth=0.8)
-            _limit_to_most(axes, [curves.difference for curves in values.values()])
+            axes.set_ylim(_limits([curves.difference for curves in values.values()]))
             _steps_axis(axes, max(int(curves.difference.timesteps[-1]) for curves in values.values()))
             axes.set_ylabel("Over-estimation (discounted return)")
             _legend(figure, [self._handle(arm) for arm in values])
@@ -233,14 +235,16 @@ class Figures:
         :return: a panel for each arm, with the critic's values and the returns
         """
         last = max(int(curves.difference.timesteps[-1]) for curves in values.values())
+        titles = _panel_titles({arm: curves.difference for arm, curves in values.items()})
+        limits = _limits([curve for arm in values for curve in (values[arm].estimated, values[arm].monte_carlo)])
 
         def panel(axes: Axes, arm: str) -> None:
             curves, color = values[arm], self._styles[arm].color
             for curve, line in ((curves.estimated, "-"), (curves.monte_carlo, _LINES[1])):
                 _band(axes, curve.timesteps, curve.estimate, color)
                 axes.plot(curve.timesteps, curve.estimate.value, color=color, linestyle=line)
-            axes.set_title(f"{arm} ({_seeds(curves.difference.estimate.n_seeds)})", loc="left")
-            _limit_to_most(axes, [curve for arm in values for curve in (values[arm].estimated, values[arm].monte_carlo)])
+            axes.set_title(titles[arm], loc="left")
+            axes.set_ylim(limits)
             _steps_axis(axes, last)
 
         handles = [
@@ -320,7 +324,7 @@ class Figures:
         :return: its line, for the legend
         """
         style = self._styles[arm]
-        return Line2D([], [], color=style.color, linestyle=style.line, label=arm)
+        return Line2D([], [], color=style.color, linestyle=style.line, label=shorten(arm))
 
     def _intervals(self, axes: Axes, estimates: Mapping[str, Estimate], base: str | None) -> None:
         """
@@ -328,6 +332,8 @@ class Figures:
         :param estimates: a quantity of each arm, a row each
         :param base: the arm whose estimate is drawn as a line through all rows; None: no line
         """
+        # Else the axis would begin where the leftmost interval does
+        axes.use_sticky_edges = False
         for row, (arm, estimate) in enumerate(estimates.items()):
             color = self._styles[arm].color
             if np.isfinite(estimate.low[0]):
@@ -371,11 +377,13 @@ class Figures:
             for idx, axes in enumerate(grid):
                 # Below a panel there may be none
                 is_lowest = idx + columns >= len(arms)
-                axes.set_xlabel(STEPS if is_lowest else "")
+                axes.set_xlabel("")
                 axes.tick_params(labelbottom=is_lowest)
                 axes.set_visible(idx < len(arms))
+            figure.supxlabel(STEPS, fontsize=_STYLE["axes.labelsize"])
             figure.supylabel(ylabel, fontsize=_STYLE["axes.labelsize"])
-            _legend(figure, handles)
+            # Above, since Matplotlib would lay it over the label below
+            _legend(figure, handles, "upper")
 
         return self._save(name, 0.7 + (2.6 if rows == 1 else 1.65 * rows), draw)
 
@@ -401,7 +409,11 @@ def time_unit(longest: float) -> tuple[str, float]:
     :param longest: the longest of some durations, in seconds
     :return: the unit to tell them in, and its seconds
     """
-    return next(unit for unit in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)) if longest >= 2 * unit[1] or unit[1] == 1)
+    return next(
+        unit
+        for unit in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+        if longest >= 2 * unit[1] or unit[1] == 1
+    )
 
 
 def _seeds(n_seeds: int) -> str:
@@ -439,9 +451,10 @@ def _draw_reference(axes: Axes, reference: Reference | None, last: int) -> list[
             returns[:n_points],
             color=_REFERENCE_COLOR,
             linestyle=":",
-            linewidth=1.1,
+            linewidth=1,
             marker=_REFERENCE_MARKERS.get(algo, "."),
-            markersize=5,
+            markersize=4,
+            markerfacecolor="white",
             markevery=max(n_points // 10, 1),
             label=f"zoo's {algo}",
             zorder=1.5,
@@ -460,28 +473,63 @@ def _draw_pairs(axes: Axes, arms: list[str], matrix: np.ndarray) -> None:
     axes.imshow(shown, cmap="PuOr_r", vmin=0, vmax=1, aspect="auto")
     for row, column in np.argwhere(~np.eye(len(arms), dtype=bool)):
         value = matrix[row, column]
-        color = "white" if abs(value - 0.5) > 0.35 else "black"
+        color = "white" if abs(value - 0.5) > 0.25 else "black"
         axes.text(column, row, f"{value:.2f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=color)
-    axes.set_xticks(range(len(arms)), arms, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(arms)), arms)
+    names = [shorten(arm, 20) for arm in arms]
+    axes.set_xticks(range(len(arms)), names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(arms)), names)
     axes.set_title("Probability that the row beats the column", loc="center")
     axes.grid(False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
 
 
-def _limit_to_most(axes: Axes, curves: Sequence[Curve]) -> None:
+def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """
-    A critic that diverges would press all others flat: leave its extremes out of sight where they are far off.
+    A critic that diverges would press all others flat: its values are left out of sight where they are far off.
 
-    :param axes: where the curves are
-    :param curves: the curves
+    :param curves: curves of values
+    :return: limits of their axis
     """
     values = np.concatenate([curve.estimate.value for curve in curves])
-    low, high = np.percentile(values, [2, 98])
-    margin = 1.5 * max(high - low, 1e-9)
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
+    everything = np.concatenate([values, *(bound for curve in curves for bound in _bounds(curve))])
+    low, high = np.percentile(values, [5, 95])
+    reach = 2 * max(high - low, 1e-9)
+    bottom, top = max(everything.min(), low - reach), min(everything.max(), high + reach)
+    margin = 0.05 * max(top - bottom, 1e-9)
+    return float(bottom - margin), float(top + margin)
+
+
+def _bounds(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """
+    :param curve: a curve
+    :return: the bounds of its intervals, or itself where there are none
+    """
+    estimate = curve.estimate
+    is_known = np.isfinite(estimate.low)
+    return np.where(is_known, estimate.low, estimate.value), np.where(is_known, estimate.high, estimate.value)
+
+
+def _panel_titles(curves: Mapping[str, Curve]) -> dict[str, str]:
+    """
+    :param curves: of each arm
+    :return: its name, with the number of seeds where these differ
+    """
+    counts = {arm: curve.estimate.n_seeds for arm, curve in curves.items()}
+    differ = len(set(counts.values())) > 1
+    return {arm: shorten(arm, 18 if differ else 26) + f" ({_seeds(counts[arm])})" * differ for arm in curves}
+
+
+def shorten(name: str, length: int = 28) -> str:
+    """
+    :param name: name of an arm
+    :param length: how many letters fit
+    :return: the name, with its middle left out where it is longer
+    """
+    if len(name) <= length:
+        return name
+    head = (length - 1) // 2
+    return f"{name[:head]}…{name[-(length - 1 - head) :]}"
 
 
 def _steps_axis(axes: Axes, last: int) -> None:
@@ -500,7 +548,7 @@ def _arm_axis(axes: Axes, arms: list[str]) -> None:
     :param axes: whose rows are arms, the first at the top
     :param arms: their names
     """
-    axes.set_yticks(range(len(arms)), arms)
+    axes.set_yticks(range(len(arms)), [shorten(arm) for arm in arms])
     axes.set_ylim(len(arms) - 0.4, -0.6)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -521,15 +569,18 @@ def _seed_handle() -> Line2D:
     """
     :return: the mark of a seed, for the legend
     """
-    return Line2D([], [], color="#555555", marker="o", markersize=3, markerfacecolor="white", linestyle="", label="a seed")
+    return Line2D(
+        [], [], color="#555555", marker="o", markersize=3, markerfacecolor="white", linestyle="", label="a seed"
+    )
 
 
-def _legend(figure: Figure, handles: Sequence[Any]) -> None:
+def _legend(figure: Figure, handles: Sequence[Any], side: str = "lower") -> None:
     """
     :param figure: the figure
-    :param handles: of its only legend, below it
+    :param handles: of its only legend
+    :param side: "upper" or "lower"
     """
     longest = max(len(str(handle.get_label())) for handle in handles)
     # A letter takes about 0.06 inches, the line before it 0.45
     columns = max(1, min(len(handles), int(_WIDTH / (0.5 + 0.065 * longest))))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.4, handlelength=2.2)
+    figure.legend(handles=handles, loc=f"outside {side} center", ncols=columns, columnspacing=1.4, handlelength=2.2)

@@ -72,8 +72,8 @@ def _introduction(results: Results) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(
             f"{kind}: {_count(len(results.arms), 'arm')}, {_count(len(results.envs), 'env')}, "
-            f"{_count(len(config['seeds']), 'seed')}. Trained in {trained}. {len(runs)} of {results.n_planned} runs have "
-            f"finished. Returns are the env's own sums of rewards, neither shaped nor normalized; the agents play "
+            f"{_count(len(config['seeds']), 'seed')}. Trained in {trained}. {len(runs)} of {results.n_planned} runs "
+            f"have finished. Returns are the env's own sums of rewards, neither shaped nor normalized; the agents play "
             f"deterministically. Arms are compared with the first one, {results.base}."
         )
     ]
@@ -187,22 +187,20 @@ def _scores(statistics: EnvStatistics, figures: Figures, name: str) -> list[Bloc
             columns + beats,
             rows,
             note="The score of a run is the mean return of its last agent's episodes. IQM: interquartile mean over the "
-            "seeds. Mean ± std: over the seeds. Best agents: mean over the seeds for the best agents of the evaluations "
-            f"instead, on the same episodes.{missing}",
+            "seeds. Mean ± std: over the seeds. Best agents: mean over the seeds for the best agents of the "
+            f"evaluations instead, on the same episodes.{missing}",
         ),
         Picture(
             figures.scores(statistics, f"{name}-scores"),
             f"Interquartile mean of the final scores of each arm in {statistics.env}, with 95% intervals and all seeds",
-            f"Final scores in {statistics.env}: the bar is the 95% interval of the interquartile mean over the seeds, each "
-            f"circle a seed ({_episodes_a_run(statistics)}). Further to the right is better. The dashed line is the base. "
-            f"{_lone(statistics)}".strip(),
+            f"Final scores in {statistics.env}: the bar is the 95% interval of the interquartile mean over the seeds, "
+            f"each circle a seed ({_episodes_a_run(statistics)}). Further to the right is better. The dashed line is "
+            f"the base. {_lone(statistics)}".strip(),
         ),
     ]
 
 
-def _learning(
-    statistics: EnvStatistics, reference: Reference | None, figures: Figures, name: str
-) -> list[Block]:
+def _learning(statistics: EnvStatistics, reference: Reference | None, figures: Figures, name: str) -> list[Block]:
     """
     :param statistics: the figures of an env
     :param reference: what the zoo has published of it
@@ -229,8 +227,8 @@ def _learning(
         Picture(
             figures.learning_curves(statistics, reference, f"{name}-learning"),
             f"Learning curves of all arms in {statistics.env}",
-            f"Learning curves in {statistics.env}: interquartile mean over {_seed_range(statistics)} of the evaluations "
-            f"while training ({per_point} episodes each){note}",
+            f"Learning curves in {statistics.env}: interquartile mean over {_seed_range(statistics)} of the "
+            f"evaluations while training ({per_point} episodes each){note}",
         ),
     ]
     if len(statistics.learning) > 1:
@@ -258,8 +256,8 @@ def _distributions(statistics: EnvStatistics, figures: Figures, name: str) -> li
         Picture(
             figures.distributions(statistics, f"{name}-distributions"),
             f"Performance profiles, and empirical distribution of the returns, of all arms in {statistics.env}",
-            "Left, performance profiles: how many of the runs score more than τ. A curve further up and to the right is "
-            "better. Right, the empirical distribution function of the returns of all final episodes "
+            "Left, performance profiles: how many of the runs score more than τ. A curve further up and to the right "
+            "is better. Right, the empirical distribution function of the returns of all final episodes "
             f"({_episodes_a_run(statistics)}, {_seed_range(statistics)}): how many episodes return x or less. A curve "
             "further down and to the right is better.",
         ),
@@ -330,17 +328,17 @@ def _over_estimation(statistics: EnvStatistics, figures: Figures, name: str) -> 
             figures.over_estimation(statistics.values, f"{name}-over-estimation"),
             f"Over-estimation of values of all arms in {statistics.env}",
             "How much the first critic over-estimates (as figure 1 of Fujimoto et al. 2018): Q1 of the start states of "
-            f"{' or '.join(map(str, states))} episodes minus the discounted returns that the policy gets from there, in "
-            "the rewards that the agent learned from; mean over the seeds. 0 is right, above 0 over-estimated. In envs "
-            "with a time limit the sum of rewards ends there, while the critic's value goes on. Points far off the others "
-            "may lie outside the picture; all are in `statistics.csv`."
+            f"{' or '.join(map(str, states))} episodes minus the discounted returns that the policy gets from there, "
+            "in the rewards that the agent learned from; mean over the seeds. 0 is right, above 0 over-estimated. In "
+            "envs with a time limit the sum of rewards ends there, while the critic's value goes on. Points far off "
+            "the others may lie outside the picture; all are in `statistics.csv`."
             + (f" Without a Q critic: {', '.join(without)}." if without else ""),
         ),
         Picture(
             figures.value_panels(statistics.values, f"{name}-values"),
             f"Values of each arm in {statistics.env}, estimated and true",
-            "The same, an arm each: what the critic says (line) and what the policy gets (dashed), means over the seeds "
-            f"with pointwise 95% intervals. {_lone(statistics)}".strip(),
+            "The same, an arm each: what the critic says (line) and what the policy gets (dashed), means over the "
+            f"seeds with pointwise 95% intervals. {_lone(statistics)}".strip(),
         ),
         Table(
             ["arm", "seeds", "states", "at step", "estimated", "Monte Carlo", "over-estimation", "95% interval"],
@@ -378,8 +376,8 @@ def _speed(statistics: EnvStatistics, figures: Figures, name: str) -> list[Block
         Picture(
             figures.speed(statistics, f"{name}-speed"),
             f"Steps a second and duration of the trainings of each arm in {statistics.env}",
-            "Env steps a second and wall-clock time of the trainings, their evaluations included; bars are medians over "
-            f"the seeds. Trainings that ran side by side slowed each other down. Measured on: {'; '.join(machines)}.",
+            "Env steps a second and wall-clock time of the trainings, their evaluations included; bars are medians "
+            f"over the seeds. Trainings that ran side by side slowed each other down. Measured on: {'; '.join(machines)}.",
         ),
         Table(["arm", "seeds", "steps/s, median", "range", f"{unit}, median", "range"], rows),
     ]
@@ -416,8 +414,8 @@ def _gallery(results: Results, statistics: EnvStatistics, folder: Path) -> list[
     if pictures:
         blocks += [
             Paragraph(
-                "An episode of each arm's best agent, all from the same start. Below each picture: its actions, and the "
-                "env's reward of each step."
+                "An episode of each arm's best agent, all from the same start. Below each picture: its actions, and "
+                "the env's reward of each step."
             ),
             Gallery(pictures),
         ]
@@ -455,14 +453,14 @@ def _overall_section(overall: OverallStatistics, figures: Figures) -> list[Block
         )
         blocks += [
             Paragraph(
-                "Scores are normalized as usual, so that they can be averaged: 0 is the mean return of random actions, 1 "
-                f"that of the best agent in RL Zoo's benchmark. {scale}."
+                "Scores are normalized as usual, so that they can be averaged: 0 is the mean return of random actions, "
+                f"1 that of the best agent in RL Zoo's benchmark. {scale}."
             ),
             Picture(
                 figures.overall_scores(overall, "all-scores"),
                 "Interquartile means of the normalized scores of each arm, and performance profiles",
-                "Left: interquartile mean over seeds and envs, with 95% stratified bootstrap intervals; the dashed line is "
-                "the base. Right: how many of the runs have a normalized score above τ.",
+                "Left: interquartile mean over seeds and envs, with 95% stratified bootstrap intervals; the dashed "
+                "line is the base. Right: how many of the runs have a normalized score above τ.",
             ),
             Table(
                 ["arm", "seeds", "envs", "episodes", "IQM of normalized scores", "95% interval"],
@@ -484,8 +482,8 @@ def _overall_section(overall: OverallStatistics, figures: Figures) -> list[Block
             Picture(
                 figures.improvement(overall.improvement, overall.base, "all-improvement", None),
                 "Probability that an arm beats the base, mean over all envs",
-                "How likely a run of an arm with a random seed scores more than one of the base in a random env of these; "
-                "this needs no normalization.",
+                "How likely a run of an arm with a random seed scores more than one of the base in a random env of "
+                "these; this needs no normalization.",
             ),
             Table(
                 ["arm", "seeds", "envs", f"P(beats {overall.base})", "95% interval"],
@@ -516,7 +514,9 @@ def _runs_section(results: Results) -> list[Block]:
     columns = ["env", "arm", "algorithm", "seed", "steps", "episodes", "last agent", "best agent", "seconds", "steps/s"]
     return [
         Heading("All runs"),
-        Table(columns, rows, n_text_columns=3, note="Last and best agent: mean ± std of the returns over the episodes."),
+        Table(
+            columns, rows, n_text_columns=3, note="Last and best agent: mean ± std of the returns over the episodes."
+        ),
     ]
 
 
@@ -534,14 +534,15 @@ def _method_section(results: Results) -> list[Block]:
         Heading("How the figures were made"),
         Bullets(
             [
-                "Each run is a training by RL Zoo's command line with its own seed. After it, the last and the best agent "
-                "play the same episodes: episode i has the same start in all runs of an env.",
-                "Interquartile mean: the mean without the lowest and the highest quarter of the seeds, both rounded down "
-                "(with less than 4 seeds, the mean).",
-                f"Intervals: 95%, percentile, from rliable's stratified bootstrap with {N_BOOTSTRAP:,} resamples of the "
-                "seeds (Agarwal et al. 2021). With few seeds they tend to be too narrow; an arm with one seed has none.",
-                "Probability of improvement: over all pairs of a seed of one arm and a seed of the other, the fraction in "
-                "which the one scores more, ties half (the Mann-Whitney statistic).",
+                "Each run is a training by RL Zoo's command line with its own seed. After it, the last and the best "
+                "agent play the same episodes: episode i has the same start in all runs of an env.",
+                "Interquartile mean: the mean without the lowest and the highest quarter of the seeds, both rounded "
+                "down (with less than 4 seeds, the mean).",
+                f"Intervals: 95%, percentile, from rliable's stratified bootstrap with {N_BOOTSTRAP:,} resamples of "
+                "the seeds (Agarwal et al. 2021). With few seeds they tend to be too narrow; an arm with one seed has "
+                "none.",
+                "Probability of improvement: over all pairs of a seed of one arm and a seed of the other, the fraction "
+                "in which the one scores more, ties half (the Mann-Whitney statistic).",
                 "Learning curves have the points that all finished seeds of an arm have.",
                 f"Versions: {packages or 'not recorded'}.",
                 f"Settings of the study: `{json.dumps(_settings(results.config))}`",

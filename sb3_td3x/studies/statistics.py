@@ -238,9 +238,7 @@ def _evaluations(records: Sequence[RunRecord]) -> list[_Points]:
     ]
 
 
-def _curves(
-    points: Mapping[str, list[_Points]], statistic: Callable[[np.ndarray], np.ndarray]
-) -> dict[str, Curve]:
+def _curves(points: Mapping[str, list[_Points]], statistic: Callable[[np.ndarray], np.ndarray]) -> dict[str, Curve]:
     """
     :param points: for each arm and seed, values by timesteps
     :param statistic: over the seeds
@@ -261,9 +259,7 @@ def _value_curves(runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, ValueCur
     :param runs: the finished runs of each arm
     :return: the over-estimation of those that have a critic in all runs
     """
-    estimates = {
-        arm: [run.value_estimates for run in records if run.value_estimates] for arm, records in runs.items()
-    }
+    estimates = {arm: [run.value_estimates for run in records if run.value_estimates] for arm, records in runs.items()}
     kinds: dict[str, dict[str, list[_Points]]] = {"estimated": {}, "monte_carlo": {}, "difference": {}}
     for arm, records in estimates.items():
         if not records:

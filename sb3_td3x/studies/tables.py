@@ -30,7 +30,18 @@ _RUN_COLUMNS = (
     *("final_mean", "final_std", "final_median", "final_min", "final_max", "final_mean_length"),
     *("n_best_episodes", "best_mean", "best_std", "processor", "cores"),
 )
-_STATISTIC_COLUMNS = ("env", "arm", "against", "statistic", "timesteps", "value", "low", "high", "n_seeds", "n_episodes")
+_STATISTIC_COLUMNS = (
+    "env",
+    "arm",
+    "against",
+    "statistic",
+    "timesteps",
+    "value",
+    "low",
+    "high",
+    "n_seeds",
+    "n_episodes",
+)
 ALL_ENVS = "all"
 
 
