@@ -28,8 +28,8 @@ from sb3_td3x.studies.run import Outcome, do_run_in_worker
 BACKENDS = ("loky", "ray")
 # Passes over what is missing in which no run ends; then the study gives up
 FRUITLESS_PASSES = 3
-# Between looks at how far the trainings are, in seconds
-_REFRESH = 2.0
+# Between looks at how far the trainings are, in seconds: on a terminal, and in a file, where each is a line
+_REFRESH, _REFRESH_FILE = 2.0, 60.0
 
 
 def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", progress: bool = True) -> list[Outcome]:
@@ -238,7 +238,7 @@ class _Progress:
 
     def _watch(self) -> None:
         """Look how far the trainings are, until told to stop."""
-        while not self._stop.wait(_REFRESH):
+        while not self._stop.wait(_REFRESH if sys.stderr.isatty() else _REFRESH_FILE):
             self._show()
 
     def _show(self) -> None:
