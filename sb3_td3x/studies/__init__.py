@@ -1,1 +1,1 @@
-"""Studies of many runs through RL Zoo. Each module is imported by its own name, so that nothing here is loaded early."""
+"""Studies of many runs through RL Zoo. Import each module by its own name: nothing is loaded here."""
