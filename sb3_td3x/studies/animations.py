@@ -1,5 +1,6 @@
 """Animations of each arm's best agent."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,15 +50,18 @@ def best_run(runs: Sequence[RunRecord]) -> tuple[RunRecord, bool, float]:
     return max(candidates, key=lambda candidate: candidate[2])
 
 
-def animate(study: Path, runs: Sequence[RunRecord], path: Path) -> Animation:
+def animate(study: Path, runs: Sequence[RunRecord], path: Path, gym_packages: Sequence[str] = ()) -> Animation:
     """
     Play an episode of the best agent of some runs, and keep it as a GIF with its actions and rewards.
 
     :param study: folder of the study
     :param runs: finished runs of an arm in an env
     :param path: the GIF
+    :param gym_packages: modules to import that register envs
     :return: what it shows
     """
+    for package in gym_packages:
+        importlib.import_module(package)
     record, is_best, score = best_run(runs)
     run = TrainedRun(record.folder(study), record.algo, record.env)
     env = run.make_env(1, _SEED)

@@ -1,7 +1,7 @@
 """The pictures of a report. Each arm keeps its colour and line through all of them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,9 +285,10 @@ class Figures:
 
         return self._save(name, 0.9 + _ROW * len(statistics.arms), draw)
 
-    def overall_scores(self, overall: OverallStatistics, name: str) -> Path:
+    def overall_scores(self, overall: OverallStatistics, drawn: Collection[str], name: str) -> Path:
         """
         :param overall: the figures of all envs together, with normalized scores
+        :param drawn: the arms whose profiles are drawn
         :param name: of the file
         :return: interquartile means with intervals, and performance profiles
         """
@@ -297,9 +298,10 @@ class Figures:
             left, right = figure.subplots(1, 2)
             self._intervals(left, overall.iqm, overall.base)
             left.set_xlabel("Interquartile mean of normalized scores")
-            self._profile(right, overall.profile)
+            profile = overall.profile.of(drawn)
+            self._profile(right, profile)
             right.set_xlabel("Normalized score, τ")
-            handles = [self._handle(arm) for arm in overall.iqm]
+            handles = [self._handle(arm) for arm in profile.estimates]
             _legend(figure, handles)
 
         return self._save(name, max(3.3, 0.9 + _ROW * len(overall.iqm)), draw)
@@ -473,7 +475,7 @@ def _draw_pairs(axes: Axes, arms: list[str], matrix: np.ndarray) -> None:
     axes.imshow(shown, cmap="PuOr_r", vmin=0, vmax=1, aspect="auto")
     for row, column in np.argwhere(~np.eye(len(arms), dtype=bool)):
         value = matrix[row, column]
-        color = "white" if abs(value - 0.5) > 0.25 else "black"
+        color = "white" if abs(value - 0.5) > 0.32 else "black"
         axes.text(column, row, f"{value:.2f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=color)
     names = [shorten(arm, 20) for arm in arms]
     axes.set_xticks(range(len(arms)), names, rotation=45, ha="right", rotation_mode="anchor")

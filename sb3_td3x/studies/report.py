@@ -15,12 +15,20 @@ from sb3_td3x.studies.figures import Figures, time_unit
 from sb3_td3x.studies.records import RunRecord, env_file_name
 from sb3_td3x.studies.reference import Reference, references
 from sb3_td3x.studies.results import Results, read_results
-from sb3_td3x.studies.statistics import EnvStatistics, OverallStatistics, env_statistics, overall_statistics
+from sb3_td3x.studies.statistics import (
+    EnvStatistics,
+    OverallStatistics,
+    env_statistics,
+    most_successful,
+    overall_statistics,
+)
 from sb3_td3x.studies.tables import FILES, write_tables
 
 _FOLDER = "report"
 _PICTURES = "pictures"
 _KINDS = {"ablation": "An ablation", "compare": "A comparison of algorithms", "sweep": "A sweep of settings"}
+# Lines of more arms in one picture are told apart by nobody
+_MAX_DRAWN = 12
 _NO_INTERVAL = "1 seed, no interval"
 
 
@@ -43,13 +51,16 @@ def write_report(study: Path, gifs: bool = True) -> Path:
     overall = overall_statistics(results, references()) if len(results.envs) > 1 else None
     write_tables(folder, results, by_env, overall)
 
-    figures = Figures(pictures, results.arms)
+    drawn = results.arms
+    if len(drawn) > _MAX_DRAWN:
+        drawn = most_successful(by_env, results.base, _MAX_DRAWN)
+    figures = Figures(pictures, list(dict.fromkeys([*drawn, *results.arms])))
     blocks = _introduction(results)
-    blocks += _arms_section(results)
+    blocks += _arms_section(results, drawn)
     for statistics in by_env:
-        blocks += _env_section(results, statistics, figures, gifs)
+        blocks += _env_section(results, statistics, drawn, figures, gifs)
     if overall is not None:
-        blocks += _overall_section(overall, figures)
+        blocks += _overall_section(overall, drawn, figures)
     blocks += _runs_section(results)
     blocks += _method_section(results)
     title = f"Study {results.name}"
@@ -110,15 +121,22 @@ def _missing_seeds(results: Results) -> dict[tuple[str, str], list[int]]:
     return seeds
 
 
-def _arms_section(results: Results) -> list[Block]:
+def _arms_section(results: Results, drawn: Sequence[str]) -> list[Block]:
     """
     :param results: a study
+    :param drawn: the arms whose curves are drawn
     :return: the arms
     """
     rows = [
         [arm, settings.get("algo", ""), settings.get("description", ""), ", ".join(settings["hyperparams"])]
         for arm, settings in results.config["arms"].items()
     ]
+    left_out = ""
+    if len(drawn) < len(results.arms):
+        left_out = (
+            f" Curves and episodes are shown of {len(drawn)} arms, which are the base and those with the best mean rank "
+            "of final scores over the envs; all others are in the tables, the bars, and the CSV files."
+        )
     return [
         Heading("Arms"),
         Table(
@@ -126,29 +144,34 @@ def _arms_section(results: Results) -> list[Block]:
             rows,
             n_text_columns=4,
             long=2,
-            note="All hyperparameters: `hyperparams/ARM.yml` in the study's folder.",
+            note="All hyperparameters: `hyperparams/ARM.yml` in the study's folder." + left_out,
         ),
     ]
 
 
-def _env_section(results: Results, statistics: EnvStatistics, figures: Figures, gifs: bool) -> list[Block]:
+def _env_section(
+    results: Results, statistics: EnvStatistics, drawn: Sequence[str], figures: Figures, gifs: bool
+) -> list[Block]:
     """
     :param results: a study
     :param statistics: the figures of one of its envs
+    :param drawn: the arms whose curves are drawn
     :param figures: draws the pictures
     :param gifs: whether to show the best agents
     :return: all about the env
     """
     env = statistics.env
     name = env_file_name(env)
+    shown = statistics.of(drawn)
     blocks: list[Block] = [Heading(env), *_scores(statistics, figures, name)]
-    blocks += _learning(statistics, references().get(env), figures, name)
-    blocks += _distributions(statistics, figures, name)
+    if shown.arms:
+        blocks += _learning(shown, references().get(env), figures, name)
+        blocks += _distributions(shown, figures, name)
     blocks += _improvement(statistics, figures, name)
-    blocks += _over_estimation(statistics, figures, name)
+    blocks += _over_estimation(statistics, shown, figures, name)
     blocks += _speed(statistics, figures, name)
     if gifs:
-        blocks += _gallery(results, statistics, figures.folder)
+        blocks += _gallery(results, shown, figures.folder)
     return blocks
 
 
@@ -284,8 +307,8 @@ def _improvement(statistics: EnvStatistics, figures: Figures, name: str) -> list
             ),
             f"Probability that an arm beats another in {statistics.env}",
             "How likely a run of an arm with a random seed scores more than one of another arm; 0.5 is a draw. Left: "
-            f"against the base, with 95% intervals. Right: all pairs, the row against the column. {_seed_range(statistics)} "
-            f"an arm. {_lone(statistics)}".strip(),
+            f"against the base, with 95% intervals. Right: all pairs, the row against the column. "
+            f"{_seed_range(statistics)} an arm. {_lone(statistics)}".strip(),
         ),
         Table(
             ["arm", "seeds", f"P(beats {statistics.base})", "95% interval"],
@@ -297,15 +320,16 @@ def _improvement(statistics: EnvStatistics, figures: Figures, name: str) -> list
     ]
 
 
-def _over_estimation(statistics: EnvStatistics, figures: Figures, name: str) -> list[Block]:
+def _over_estimation(statistics: EnvStatistics, shown: EnvStatistics, figures: Figures, name: str) -> list[Block]:
     """
     :param statistics: the figures of an env
+    :param shown: those of the arms whose curves are drawn
     :param figures: draws the pictures
     :param name: of the env in file names
     :return: the critics' values against the returns
     """
     heading = Heading("Over-estimation of values", 3)
-    if not statistics.values:
+    if not shown.values:
         return [heading, Paragraph("No values were measured: no arm has a Q critic.")]
     without = [arm for arm in statistics.arms if arm not in statistics.values]
     states = sorted({curves.n_states for curves in statistics.values.values()})
@@ -325,7 +349,7 @@ def _over_estimation(statistics: EnvStatistics, figures: Figures, name: str) -> 
     return [
         heading,
         Picture(
-            figures.over_estimation(statistics.values, f"{name}-over-estimation"),
+            figures.over_estimation(shown.values, f"{name}-over-estimation"),
             f"Over-estimation of values of all arms in {statistics.env}",
             "How much the first critic over-estimates (as figure 1 of Fujimoto et al. 2018): Q1 of the start states of "
             f"{' or '.join(map(str, states))} episodes minus the discounted returns that the policy gets from there, "
@@ -335,7 +359,7 @@ def _over_estimation(statistics: EnvStatistics, figures: Figures, name: str) -> 
             + (f" Without a Q critic: {', '.join(without)}." if without else ""),
         ),
         Picture(
-            figures.value_panels(statistics.values, f"{name}-values"),
+            figures.value_panels(shown.values, f"{name}-values"),
             f"Values of each arm in {statistics.env}, estimated and true",
             "The same, an arm each: what the critic says (line) and what the policy gets (dashed), means over the "
             f"seeds with pointwise 95% intervals. {_lone(statistics)}".strip(),
@@ -377,7 +401,8 @@ def _speed(statistics: EnvStatistics, figures: Figures, name: str) -> list[Block
             figures.speed(statistics, f"{name}-speed"),
             f"Steps a second and duration of the trainings of each arm in {statistics.env}",
             "Env steps a second and wall-clock time of the trainings, their evaluations included; bars are medians "
-            f"over the seeds. Trainings that ran side by side slowed each other down. Measured on: {'; '.join(machines)}.",
+            f"over the seeds. Trainings that ran side by side slowed each other down. Measured on: "
+            f"{'; '.join(machines)}.",
         ),
         Table(["arm", "seeds", "steps/s, median", "range", f"{unit}, median", "range"], rows),
     ]
@@ -396,7 +421,7 @@ def _gallery(results: Results, statistics: EnvStatistics, folder: Path) -> list[
     for arm, runs in statistics.runs.items():
         path = folder / f"{env_file_name(statistics.env)}-{arm}.gif"
         try:
-            animation = animations.animate(results.study, runs, path)
+            animation = animations.animate(results.study, runs, path, results.config.get("gym_packages", ()))
         # A report without one of its animations is better than none, whatever an env's way to draw itself stumbles over
         except Exception as error:
             failed.append(f"{arm}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
@@ -424,9 +449,10 @@ def _gallery(results: Results, statistics: EnvStatistics, folder: Path) -> list[
     return blocks
 
 
-def _overall_section(overall: OverallStatistics, figures: Figures) -> list[Block]:
+def _overall_section(overall: OverallStatistics, drawn: Sequence[str], figures: Figures) -> list[Block]:
     """
     :param overall: the figures of all envs together
+    :param drawn: the arms whose curves are drawn
     :param figures: draws the pictures
     :return: all about them
     """
@@ -457,7 +483,7 @@ def _overall_section(overall: OverallStatistics, figures: Figures) -> list[Block
                 f"1 that of the best agent in RL Zoo's benchmark. {scale}."
             ),
             Picture(
-                figures.overall_scores(overall, "all-scores"),
+                figures.overall_scores(overall, drawn, "all-scores"),
                 "Interquartile means of the normalized scores of each arm, and performance profiles",
                 "Left: interquartile mean over seeds and envs, with 95% stratified bootstrap intervals; the dashed "
                 "line is the base. Right: how many of the runs have a normalized score above τ.",

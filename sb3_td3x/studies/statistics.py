@@ -1,8 +1,9 @@
 """The figures of a study: what its report shows in pictures and tables."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from sb3_td3x.studies.bootstrap import (
 from sb3_td3x.studies.records import RunRecord
 from sb3_td3x.studies.reference import Reference
 from sb3_td3x.studies.results import Results
+
+_T = TypeVar("_T")
 
 # Points of a performance profile
 N_THRESHOLDS = 200
@@ -67,6 +70,13 @@ class Profile:
     thresholds: np.ndarray
     estimates: dict[str, Estimate]
 
+    def of(self, arms: Collection[str]) -> "Profile":
+        """
+        :param arms: names of arms
+        :return: their profiles
+        """
+        return replace(self, estimates=_of(self.estimates, arms))
+
 
 @dataclass(frozen=True, eq=False)
 class EnvStatistics:
@@ -104,6 +114,21 @@ class EnvStatistics:
     def arms(self) -> list[str]:
         """Arms with finished runs"""
         return list(self.runs)
+
+    def of(self, arms: Collection[str]) -> "EnvStatistics":
+        """
+        :param arms: names of arms
+        :return: the figures of those of them that have finished runs
+        """
+        names = ("runs", "scores", "best_scores", "iqm", "mean", "improvement", "learning", "values")
+        kept = [idx for idx, arm in enumerate(self.arms) if arm in arms]
+        return replace(
+            self,
+            base=self.base if self.base in arms else None,
+            profile=self.profile.of(arms),
+            pairs=self.pairs[np.ix_(kept, kept)],
+            **{name: _of(getattr(self, name), arms) for name in names},
+        )
 
     def n_episodes(self, arm: str) -> int:
         """
@@ -207,6 +232,31 @@ def overall_statistics(results: Results, references: Mapping[str, Reference]) ->
         iqm=iqm,
         profile=profile,
     )
+
+
+def most_successful(by_env: Sequence[EnvStatistics], base: str, number: int) -> list[str]:
+    """
+    :param by_env: the figures of a study's envs
+    :param base: the arm that others are compared with
+    :param number: how many arms
+    :return: the base, and those of the others with the best mean rank over the envs where they have runs
+    """
+    ranks: dict[str, list[int]] = {}
+    for statistics in by_env:
+        ordered = sorted(statistics.arms, key=lambda arm: -float(statistics.iqm[arm].value[0]))
+        for rank, arm in enumerate(ordered):
+            ranks.setdefault(arm, []).append(rank)
+    others = sorted((arm for arm in ranks if arm != base), key=lambda arm: float(np.mean(ranks[arm])))
+    return [base, *others[: number - 1]]
+
+
+def _of(by_arm: Mapping[str, _T], arms: Collection[str]) -> dict[str, _T]:
+    """
+    :param by_arm: something of each arm
+    :param arms: names of arms
+    :return: that of these alone
+    """
+    return {arm: value for arm, value in by_arm.items() if arm in arms}
 
 
 def _profile(scores: Mapping[str, np.ndarray]) -> Profile:
