@@ -27,9 +27,10 @@ from agent_folders import (
     find_agents,
     half_width,
 )
-from machine import machine
 from publish_agent import PACKAGES
 from results import interquartile_mean, iqm_interval
+
+from sb3_td3x.studies.machine import machine
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

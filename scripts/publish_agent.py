@@ -19,7 +19,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,12 @@ from agent_folders import (
     Training,
     evaluate,
 )
-from machine import machine
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x import TD3X
-from sb3_td3x.archive import open_agent
 from sb3_td3x.play import config_folder, read_zoo_yaml
+from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, read_evaluations
 
 PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
 # Options of the zoo whose values the shell has to see as they were evaluated
@@ -77,16 +77,9 @@ class Run:
         return read_zoo_yaml(self.config_folder / "args.yml")
 
     @property
-    def final(self) -> str:
-        """Name of the final agent's file"""
-        return f"{self.config_folder.name}.zip"
-
-    def timesteps(self, name: str) -> int:
-        """
-        :param name: name of an agent's file
-        :return: env timesteps before it was saved
-        """
-        return int(open_agent(self.folder / name).data["num_timesteps"])
+    def trained(self) -> TrainedRun:
+        """The files of its agents"""
+        return TrainedRun(self.folder, ALGO, self.args["env"])
 
     def check(self) -> None:
         """
@@ -96,7 +89,7 @@ class Run:
             raise ValueError(f"{self.folder} has algo={self.args.get('algo')!r}, expected a run of {ALGO}")
         asked = self.args["n_timesteps"] if self.args["n_timesteps"] > 0 else int(self.config["n_timesteps"])
         # An interrupted zoo saves its agent too
-        trained = self.timesteps(self.final)
+        trained = agent_timesteps(self.trained.last_agent)
         if trained < asked:
             raise ValueError(f"{self.folder} has trained {trained} timesteps, expected a finished run of {asked}")
 
@@ -104,10 +97,9 @@ class Run:
         """
         :return: names of the agents' files, the final one first
         """
-        checkpoints = self.folder.glob("rl_model_*_steps.zip")
-        by_age = sorted(checkpoints, key=lambda path: int(path.stem.split("_")[-2]))
-        names = ["best_model.zip", *(path.name for path in by_age)]
-        return [self.final, *(name for name in names if (self.folder / name).is_file())]
+        trained = self.trained
+        paths = [trained.last_agent, trained.best_agent, *trained.saved_agents().values()]
+        return [path.name for path in paths if path.is_file()]
 
 
 def without_folders(value: Any) -> Any:
@@ -150,18 +142,6 @@ def portable_command(command: str, args: dict[str, Any]) -> str:
     return shlex.join(result)
 
 
-def read_evaluations(run: Path) -> dict[str, list[Any]]:
-    """
-    :param run: a run's folder
-    :return: timesteps and returns of the evaluations while training, none if it had none
-    """
-    path = run / "evaluations.npz"
-    if not path.is_file():
-        return {"timesteps": [], "returns": []}
-    with np.load(path) as content:
-        return {"timesteps": content["timesteps"].tolist(), "returns": content["results"].round(3).tolist()}
-
-
 def examine(run: Run, n_selection: int, n_test: int, cpu: str | None) -> Seed:
     """
     :param run: a finished training
@@ -183,14 +163,14 @@ def examine(run: Run, n_selection: int, n_test: int, cpu: str | None) -> Seed:
     return Seed(
         seed=run.args["seed"],
         command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
-        timesteps=run.timesteps(run.final),
+        timesteps=agent_timesteps(run.trained.last_agent),
         training_seconds=round(float(load_results(str(run.folder))["t"].max()), 1),
         machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
         selection=selection,
         selected=selected,
-        selected_timesteps=run.timesteps(selected),
+        selected_timesteps=agent_timesteps(run.folder / selected),
         test_returns=test_returns,
-        evaluations=read_evaluations(run.folder),
+        evaluations=asdict(read_evaluations(run.trained)),
     )
 
 
@@ -239,7 +219,7 @@ def publish(run: Run, training: Training, folder: Path) -> None:
     target = partial / env_name
     target.mkdir(parents=True)
     try:
-        write_networks(run.folder / training.published.selected, partial / run.final)
+        write_networks(run.folder / training.published.selected, partial / run.trained.last_agent.name)
         args = {**without_folders(run.args), "log_folder": "logs"}
         for name, content in {"config.yml": without_folders(run.config), "args.yml": args}.items():
             (target / name).write_text(yaml.safe_dump(content))

@@ -113,11 +113,14 @@ def test_is_not_worse_than_it_was(folder: Path) -> None:
     assert np.mean(recorded) - np.mean(returns) <= evaluate_agents.allowed_loss(recorded, returns)
 
 
-def test_enjoy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", SMALL)
+def test_enjoy(folder: Path, tmp_path: Path) -> None:
     """From another folder, by what the zoo takes if one says no experiment."""
-    options = ["--algo", "td3x", "--env", ENV, "--no-render", "-n", "200", "-f", str(ROOT / "rl-trained-agents")]
+    env = config_folder(folder).name
+    options = ["--algo", "td3x", "--env", env, "--no-render", "-n", "200", "-f", str(ROOT / "rl-trained-agents")]
     output = run_python(tmp_path, "-m", "rl_zoo3.enjoy", *options)
-    assert "1 Episodes" in output
+    assert f"{env}_1/{env}.zip" in output
+    assert "Episodes" in output
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
