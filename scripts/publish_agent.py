@@ -45,8 +45,12 @@ from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, read_evaluations
 
 PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
-# Options of the zoo whose values the shell has to see as they were evaluated
-_EVALUATED = {"hyperparams": "-params", "env_kwargs": "--env-kwargs", "eval_env_kwargs": "--eval-env-kwargs"}
+# Options of the zoo whose values are evaluated, and their names in args.yml
+_EVALUATED = {
+    **dict.fromkeys(("-params", "--hyperparams"), "hyperparams"),
+    "--env-kwargs": "env_kwargs",
+    "--eval-env-kwargs": "eval_env_kwargs",
+}
 # Followed by what ends a name, lest it be found by chance among the networks' numbers
 _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
 
@@ -123,20 +127,18 @@ def portable_command(command: str, args: dict[str, Any]) -> str:
     :return: the command to type, from any folder
     """
     words = command.split(" ")
-    start = words.index("-m") if "-m" in words else 0
+    start = words.index("-m") if "-m" in words else 1
     options: list[list[str]] = []
     for word in words[start:]:
         if re.match(r"--?[a-zA-Z]", word) or not options:
             options.append([])
         options[-1].append(word)
-    short = {"-f": "log_folder", "--log-folder": "log_folder"}
-    evaluated = {"--hyperparams": "hyperparams", **{option: name for name, option in _EVALUATED.items()}}
     result = ["python"]
     for name, *values in options:
-        if name in evaluated:
-            given = without_folders(args[evaluated[name]])
+        if name in _EVALUATED:
+            given = without_folders(args[_EVALUATED[name]])
             values = [f"{key}:{value!r}" for key, value in given.items()]
-        elif name in short:
+        elif name in ("-f", "--log-folder"):
             values = ["logs"]
         result += [name, *without_folders(values)]
     return shlex.join(result)
