@@ -12,13 +12,15 @@ LOWEST_SB3 := 2.7.0
 LOWEST := .lowest/$(LOWEST_SB3)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test lint clean
+.PHONY: help venv train enjoy test lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make train ENV=LunarLanderContinuous-v3        another environment"
 	@echo '  make train ARGS="-n 50000 --seed 1"            more options for rl_zoo3.train'
+	@echo "  make enjoy ENV=MountainCarContinuous-v0        watch the trained agent of an environment"
+	@echo "  make enjoy ARGS=--no-render                    without a display"
 	@echo "  make venv PYTHON=python3.12                    another Python"
 
 venv: $(INSTALLED) ## set up .venv with this package (editable) and the tools of its tests
@@ -38,6 +40,9 @@ train: $(INSTALLED) ## train td3x on ENV (default Pendulum-v1) through the zoo, 
 	echo "Best agent:  $$run/best_model.zip"; \
 	echo "Last agent:  $$run/$(subst /,-,$(ENV)).zip"; \
 	echo "Watch it:    $(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f $(LOGS) --load-best"
+
+enjoy: $(INSTALLED) ## watch the agent of ENV from rl-trained-agents
+	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f rl-trained-agents $(ARGS)
 
 test: lint $(LOWEST) ## check style and types, run all tests, and the short suite on the lowest supported SB3
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -142,14 +142,15 @@ def _wrapper(spec: Any, where: str) -> Callable[[Any], Any]:
     return wrap
 
 
-def make_env(folder: Path, render: bool = False, seed: int | None = None) -> VecEnv:
+def make_env(folder: Path, render: bool = False, seed: int | None = None, n_envs: int = 1) -> VecEnv:
     """
     The env of a zoo's run, with the wrappers and statistics that it was trained with.
 
     :param folder: the folder with ``config.yml`` and ``args.yml``
     :param render: whether to show it on the screen
-    :param seed: Seed for the pseudo random generators
-    :return: one env
+    :param seed: Seed for the pseudo random generators; env i gets ``seed + i``
+    :param n_envs: how many copies of it
+    :return: the copies, as one vectorised env
     :raises ValueError: a file is damaged, or asks for something that is not safe
     """
     config_path, args_path = folder / "config.yml", folder / "args.yml"
@@ -169,12 +170,39 @@ def make_env(folder: Path, render: bool = False, seed: int | None = None) -> Vec
     wrap_all = _wrapper(config["vec_env_wrapper"], where) if config.get("vec_env_wrapper") else None
     if render:
         env_kwargs = {"render_mode": "human", **env_kwargs}
-    env = make_vec_env(env_id, seed=seed, env_kwargs=env_kwargs, wrapper_class=wrap)
+    env = make_vec_env(env_id, n_envs, seed=seed, env_kwargs=env_kwargs, wrapper_class=wrap)
     if wrap_all is not None:
         env = wrap_all(env)
     if config.get("normalize"):
         env = load_vec_normalize(folder / "vecnormalize.pkl", env)
     return VecFrameStack(env, frame_stack) if frame_stack > 0 else env
+
+
+def config_folder(folder: Path) -> Path:
+    """
+    :param folder: folder of a zoo's run
+    :return: its subfolder with ``config.yml`` and ``args.yml``, which is named after the env
+    :raises ValueError: it is no such folder
+    """
+    configs = sorted(folder.glob("*/config.yml"))
+    if len(configs) != 1:
+        raise FileRefused(f"{folder} is no folder of a run: it has {len(configs)} subfolders with a config.yml")
+    return configs[0].parent
+
+
+def load_player(path: Path) -> TD3X:
+    """
+    :param path: an agent's zip file
+    :return: the agent, on the CPU, without what only a training needs: memory, a hook, schedules
+    :raises ValueError: the file is damaged, or needs to be trusted
+    """
+    unneeded: dict[str, Any] = {
+        "buffer_size": 1,
+        "reward_shaping": None,
+        "learning_rate": 0.0,
+        "qf_learning_rate": None,
+    }
+    return TD3X.load(path, device="cpu", **unneeded)
 
 
 def play(
@@ -197,20 +225,10 @@ def play(
     :return: the returns of the finished episodes
     :raises ValueError: this is no run's folder, a file in it is damaged, or asks for something that is not safe
     """
-    configs = sorted(folder.glob("*/config.yml"))
-    if len(configs) != 1:
-        raise FileRefused(f"{folder} is no folder of a run: it has {len(configs)} subfolders with a config.yml")
-    env_folder = configs[0].parent
+    env_folder = config_folder(folder)
     path = folder / ("best_model.zip" if best else f"{env_folder.name}.zip")
     env = make_env(env_folder, render, seed)
-    # What is not needed is not taken: memory, a hook, schedules
-    unneeded: dict[str, Any] = {
-        "buffer_size": 1,
-        "reward_shaping": None,
-        "learning_rate": 0.0,
-        "qf_learning_rate": None,
-    }
-    model = TD3X.load(path, device="cpu", **unneeded)
+    model = load_player(path)
     returns, total = [], 0.0
     obs: Any = env.reset()
     for _ in range(timesteps):

@@ -22,9 +22,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from machine import machine
 from speed_cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
 from speed_report import format_report, format_solutions, plot_cells, plot_sweep, summarize
+
+from sb3_td3x.studies.machine import machine
 
 PACKAGES = (
     *("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy"),

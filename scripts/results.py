@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -25,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from machine import machine
 from rliable import library as rly  # type: ignore[import-untyped]
 from rliable import metrics
+
+from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, play_episodes
 
 N_EVAL_EPISODES = 100
 # Episode i of every test starts from seed EVAL_SEED + i, far from the seeds of the trainings
@@ -113,12 +113,10 @@ class Run:
         :return: Whether the whole training is there. An interrupted zoo saves its agent too, so look at its steps.
         """
         try:
-            with zipfile.ZipFile(self.run_path / f"{self.env}.zip") as archive:
-                steps = int(json.loads(archive.read("data"))["num_timesteps"])
             asked = int(json.loads(self.timing_path.read_text())["steps"])
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        except (OSError, KeyError, ValueError):
             return False
-        return steps >= self.steps == asked
+        return agent_timesteps(self.run_path / f"{self.env}.zip") >= self.steps == asked
 
     @property
     def timing_path(self) -> Path:
@@ -182,42 +180,16 @@ def train(runs: Sequence[Run], jobs: int) -> None:
 
 def evaluate(run: Run, zip_name: str, n_episodes: int = N_EVAL_EPISODES) -> list[float]:
     """
-    Play deterministically in the environment that the zoo's ``enjoy`` would make, one copy of it for each episode.
+    Play deterministically in the environment that the zoo's ``enjoy`` would make.
 
     :param run: a finished training
     :param zip_name: which of the agents in the run's folder
     :param n_episodes: number of episodes; episode i starts from the same state for all runs
     :return: the environment's own returns, neither shaped nor normalized
     """
-    from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    stats_path = run.run_path / run.env
-    hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), test_mode=True)
-    args = yaml.unsafe_load((stats_path / "args.yml").read_text())
-    env = create_test_env(
-        run.env,
-        n_envs=n_episodes,
-        stats_path=maybe_stats_path,
-        seed=EVAL_SEED,
-        should_render=False,
-        env_kwargs=args["env_kwargs"] or hyperparams.pop("env_kwargs", {}),
-        hyperparams=hyperparams,
-        vec_env_cls=DummyVecEnv,
-    )
-    # As in `enjoy`: no replay memory, and no learning rate, which may be a class that is not importable here
-    custom_objects = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0}
-    model = ALGOS[run.algo].load(run.run_path / zip_name, device="cpu", custom_objects=custom_objects, buffer_size=1)
-    returns: dict[int, float] = {}
-    obs: Any = env.reset()
-    while len(returns) < n_episodes:
-        actions, _ = model.predict(obs, deterministic=True)
-        obs, _, dones, infos = env.step(actions)
-        for idx in np.flatnonzero(dones):
-            # Each copy of the env counts once: its next episode would depend on the length of its first
-            returns.setdefault(int(idx), float(infos[idx]["episode"]["r"]))
-    env.close()
-    return [returns[idx] for idx in range(n_episodes)]
+    trained = TrainedRun(run.run_path, run.algo, run.env)
+    returns, _ = play_episodes(trained, run.run_path / zip_name, n_episodes, EVAL_SEED)
+    return returns
 
 
 def interquartile_mean(returns: np.ndarray) -> float:

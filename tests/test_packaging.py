@@ -96,10 +96,12 @@ def test_wheel(dist: Path):
         for name in STARTUP_FILES:
             assert archive.read(name) == (ROOT / name).read_bytes()
     installed = {name for name in names if ".dist-info/" not in name}
-    modules = {f"sb3_td3x/{path.name}" for path in (ROOT / "sb3_td3x").glob("*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sb3_td3x").rglob("*.py")}
+    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sb3_td3x").rglob("*.json")}
+    assert "sb3_td3x/studies/data/zoo_curves.json" in data
     hyperparams = {f"sb3_td3x/hyperparams/{path.name}" for path in (ROOT / "hyperparams").glob("*.yml")}
     assert "sb3_td3x/hyperparams/td3x.yml" in hyperparams
-    assert installed == modules | hyperparams | STARTUP_FILES | {"sb3_td3x/py.typed", "_sb3_td3x_autoload.py"}
+    assert installed == modules | data | hyperparams | STARTUP_FILES | {"sb3_td3x/py.typed", "_sb3_td3x_autoload.py"}
     assert {line.partition(",")[0] for line in record.splitlines()} == names
 
 

@@ -1,0 +1,262 @@
+"""
+All runs of a study, side by side, on this machine or a cluster, through joblib.
+
+On a cluster the study's folder must be on a filesystem that all its machines share, under the same path, and all need
+the same packages.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import joblib  # type: ignore[import-untyped]
+from filelock import FileLock, Timeout
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from sb3_td3x.studies.measure import read_training_returns
+from sb3_td3x.studies.plan import LOCK_FILE, Plan, Run, prepare, runs_of
+from sb3_td3x.studies.run import Outcome, do_run_in_worker
+
+BACKENDS = ("loky", "ray")
+# Passes over what is missing in which no run ends; then the study gives up
+FRUITLESS_PASSES = 3
+# Between looks at how far the trainings are, in seconds: on a terminal, and in a file, where each is a line
+_REFRESH, _REFRESH_FILE = 2.0, 60.0
+
+
+def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", progress: bool = True) -> list[Outcome]:
+    """
+    Do what is missing of a study. A run that fails is reported and does not stop the others.
+
+    :param plan: the study
+    :param study: its folder; what is in it must be of the same study
+    :param jobs: runs at a time; -1: one for each processor, of the whole cluster with ray
+    :param backend: joblib's: "loky", processes of this machine, or "ray"
+    :param progress: whether to show how far it is
+    :return: what became of each run
+    :raises ValueError: the folder holds another study, or a study is running in it
+    """
+    if backend == "ray":
+        _import_ray()
+    with _locked(study):
+        prepare(plan, study)
+        runs = runs_of(plan, study)
+        done, missing = _sorted_out(runs)
+        finished = sum(outcome.error is None for outcome in done)
+        print(f"{finished} of {len(runs)} runs are there, {len(missing)} to do", flush=True)
+        with _ended_by_sigterm(), _Progress(runs, finished, enabled=progress) as bar:
+            return done + _passes(missing, jobs, backend, bar)
+
+
+def report_failures(outcomes: Sequence[Outcome]) -> int:
+    """
+    Print which runs failed.
+
+    :param outcomes: what became of all runs
+    :return: how many failed
+    """
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    for outcome in failed:
+        log = f" ({outcome.run.failure})" if outcome.run.failure.exists() else ""
+        print(f"FAILED {outcome.run.name}: {outcome.error}{log}")
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are whole", end="")
+    print(", the next start tries the others again" if failed else "", flush=True)
+    return len(failed)
+
+
+def _sorted_out(runs: Sequence[Run]) -> tuple[list[Outcome], list[Run]]:
+    """
+    :param runs: all runs
+    :return: what became of those that are finished or whose folder is broken, and the others
+    """
+    done, missing = [], []
+    for run in runs:
+        try:
+            if run.is_finished():
+                done.append(Outcome(run))
+            else:
+                missing.append(run)
+        except ValueError as error:
+            done.append(Outcome(run, str(error)))
+    return done, missing
+
+
+def _passes(missing: list[Run], jobs: int, backend: str, bar: "_Progress") -> list[Outcome]:
+    """
+    Do runs, and again those that were lost with their processes or machines.
+
+    :param missing: the runs
+    :param jobs: how many at a time
+    :param backend: joblib's
+    :param bar: where to show what ended
+    :return: what became of each
+    """
+    outcomes: list[Outcome] = []
+    fruitless = 0
+    lost = ""
+    while missing and fruitless < FRUITLESS_PASSES:
+        ended = len(outcomes)
+        try:
+            for outcome in _pass(missing, jobs, backend):
+                outcomes.append(outcome)
+                bar.ended(outcome)
+        except Exception as error:
+            # joblib gives up all runs when it loses a process; what they saved is there
+            lost = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            bar.write(f"Runs were lost with their process or machine ({lost})")
+        fruitless = 0 if len(outcomes) > ended else fruitless + 1
+        over = {outcome.run for outcome in outcomes}
+        missing = [run for run in missing if run not in over]
+    return outcomes + [Outcome(run, f"lost in each of {fruitless} passes, at last {lost}") for run in missing]
+
+
+def _pass(runs: Sequence[Run], jobs: int, backend: str) -> Iterator[Outcome]:
+    """
+    :param runs: runs to do
+    :param jobs: how many at a time
+    :param backend: joblib's
+    :return: what became of each, as they end
+    """
+    options: dict[str, Any] = {}
+    if backend == "ray":
+        ray = _import_ray()
+        importlib.import_module("ray.util.joblib").register_ray()
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        # By default joblib's workers count as using no processor, and all may come to lie on one machine
+        options["ray_remote_args"] = {"num_cpus": 1}
+    with joblib.parallel_config(backend=backend, **options):
+        # A machine of the cluster may have died
+        jobs = min(jobs, joblib.effective_n_jobs(-1)) if backend != "loky" and jobs > 0 else jobs
+        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+        yield from parallel(joblib.delayed(do_run_in_worker)(run, os.getpid()) for run in runs)
+
+
+def _import_ray() -> Any:
+    """
+    :return: the module
+    :raises ValueError: it is not installed
+    """
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ValueError(f"--backend ray needs Ray, `pip install sb3-td3x[ray]`: {error}") from None
+
+
+@contextlib.contextmanager
+def _locked(study: Path) -> Iterator[None]:
+    """
+    :param study: folder of a study, which is made
+    :raises ValueError: a study is running there
+    """
+    study.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(study / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"A study is running in {study}: wait for it, or take another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the study as Ctrl-C does, with all its processes."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Progress:
+    """
+    A bar over the env timesteps of the whole study.
+
+    :param runs: all runs of the study
+    :param finished: how many are there already
+    :param enabled: whether to show it
+    """
+
+    def __init__(self, runs: Sequence[Run], finished: int, enabled: bool):
+        self._runs = runs
+        self._finished = finished
+        self._failed = 0
+        self._over: set[Run] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._bar = tqdm(total=sum(run.timesteps for run in runs), unit="step", unit_scale=True, disable=not enabled)
+
+    def __enter__(self) -> "_Progress":
+        self._over = {run for run in self._runs if run.folder.exists()}
+        self._bar.update(self._timesteps())
+        # Those of earlier starts say nothing about the speed of this one
+        self._bar.initial = self._bar.n
+        self._show()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show()
+        self._bar.close()
+
+    def ended(self, outcome: Outcome) -> None:
+        """
+        :param outcome: what became of a run
+        """
+        self._over.add(outcome.run)
+        if outcome.error is None:
+            self._finished += 1
+        else:
+            self._failed += 1
+            self.write(f"FAILED {outcome.run.name}: {outcome.error}")
+
+    def write(self, line: str) -> None:
+        """
+        :param line: to print beside the bar
+        """
+        self._bar.write(line, file=sys.stderr)
+
+    def _watch(self) -> None:
+        """Look how far the trainings are, until told to stop."""
+        while not self._stop.wait(_REFRESH if sys.stderr.isatty() else _REFRESH_FILE):
+            self._show()
+
+    def _show(self) -> None:
+        """Bring the bar up to date."""
+        self._bar.set_postfix_str(f"{self._finished} of {len(self._runs)} runs, {self._failed} failed", refresh=False)
+        self._bar.update(self._timesteps() - self._bar.n)
+
+    def _timesteps(self) -> int:
+        """
+        :return: env timesteps done in all runs
+        """
+        done = 0
+        for run in self._runs:
+            if run in self._over:
+                done += run.timesteps
+                continue
+            # A line may be half written, or the folder be moved right now
+            with contextlib.suppress(Exception):
+                timesteps = read_training_returns(run.unfinished).timesteps
+                done += min(timesteps[-1], run.timesteps) if timesteps else 0
+        return done

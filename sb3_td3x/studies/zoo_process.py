@@ -1,0 +1,37 @@
+"""
+A command of the zoo that ends with the process that started it::
+
+    python -m sb3_td3x.studies.zoo_process rl_zoo3.train --algo td3x ...
+
+It watches its standard input, which its parent holds open: when that is closed, which no kill can prevent, it ends
+itself and the processes of its envs. So nothing trains on, and writes into a study, after the study was killed.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+
+import _sb3_td3x_autoload as autoload
+
+
+def end_with_parent() -> None:
+    """Wait until the standard input is closed, then kill this process and, where it leads a group, the group."""
+    while os.read(0, 1024):
+        pass
+    if os.name == "posix" and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def main() -> None:
+    """Run the module that the first argument names, with the other arguments."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    autoload.install(force=True)
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

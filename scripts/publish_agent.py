@@ -1,0 +1,291 @@
+"""
+Publish the agent of an environment in the zoo's layout: the best of its candidates by episodes that are for that alone.
+
+    python scripts/publish_agent.py logs/td3x/Pendulum-v1_1 logs/td3x/Pendulum-v1_2 ...
+
+Takes the finished runs of ``rl_zoo3.train --algo td3x`` of one environment, one for each seed, all of them trained with
+the same settings. Of each run the candidates (the final agent, ``best_model.zip``, checkpoints
+``rl_model_*_steps.zip``) play the selection's episodes, and the best one the test's, once. The agent of the seed that
+was best at the selection goes to ``rl-trained-agents/td3x/ENV_1/``, with the figures of all seeds in ``training.json``.
+Run it on the machine that trained, or say ``--cpu``.
+
+What is published holds no pickle and no path of this machine. The zip has the networks alone: no replay buffer, Adam
+starts anew if it is trained further, and the target networks are those that they follow.
+"""
+
+import argparse
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from agent_folders import (
+    AGENTS_FOLDER,
+    ALGO,
+    N_SELECTION_EPISODES,
+    N_TEST_EPISODES,
+    SELECTION_SEED,
+    TEST_SEED,
+    Seed,
+    Training,
+    evaluate,
+)
+from stable_baselines3.common.monitor import load_results
+
+from sb3_td3x import TD3X
+from sb3_td3x.play import config_folder, read_zoo_yaml
+from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, read_evaluations
+
+PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
+# Options of the zoo whose values are evaluated, and their names in args.yml
+_EVALUATED = {
+    **dict.fromkeys(("-params", "--hyperparams"), "hyperparams"),
+    "--env-kwargs": "env_kwargs",
+    "--eval-env-kwargs": "eval_env_kwargs",
+}
+# Followed by what ends a name, lest it be found by chance among the networks' numbers
+_MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    A finished training.
+
+    :param folder: the zoo's folder of it
+    """
+
+    folder: Path
+
+    @cached_property
+    def config_folder(self) -> Path:
+        """The subfolder with its configuration, named after the env"""
+        return config_folder(self.folder)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its hyperparameters"""
+        return read_zoo_yaml(self.config_folder / "config.yml")
+
+    @cached_property
+    def args(self) -> dict[str, Any]:
+        """The zoo's options"""
+        return read_zoo_yaml(self.config_folder / "args.yml")
+
+    @property
+    def trained(self) -> TrainedRun:
+        """The files of its agents"""
+        return TrainedRun(self.folder, ALGO, self.args["env"])
+
+    def check(self) -> None:
+        """
+        :raises ValueError: this is another algorithm's run, or it has not finished
+        """
+        if self.args.get("algo") != ALGO:
+            raise ValueError(f"{self.folder} has algo={self.args.get('algo')!r}, expected a run of {ALGO}")
+        asked = self.args["n_timesteps"] if self.args["n_timesteps"] > 0 else int(self.config["n_timesteps"])
+        # An interrupted zoo saves its agent too
+        trained = agent_timesteps(self.trained.last_agent)
+        if trained < asked:
+            raise ValueError(f"{self.folder} has trained {trained} timesteps, expected a finished run of {asked}")
+
+    def candidates(self) -> list[str]:
+        """
+        :return: names of the agents' files, the final one first
+        """
+        trained = self.trained
+        paths = [trained.last_agent, trained.best_agent, *trained.saved_agents().values()]
+        return [path.name for path in paths if path.is_file()]
+
+
+def without_folders(value: Any) -> Any:
+    """
+    :param value: part of a configuration
+    :return: the same as plain lists and dictionaries, with absolute paths cut to their last part
+    """
+    if isinstance(value, dict):
+        return {key: without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(entry) for entry in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
+
+
+def portable_command(command: str, args: dict[str, Any]) -> str:
+    """
+    :param command: the zoo's ``command.txt``, in which nothing is quoted
+    :param args: its ``args.yml``
+    :return: the command to type, from any folder
+    """
+    words = command.split(" ")
+    start = words.index("-m") if "-m" in words else 1
+    options: list[list[str]] = []
+    for word in words[start:]:
+        if re.match(r"--?[a-zA-Z]", word) or not options:
+            options.append([])
+        options[-1].append(word)
+    result = ["python"]
+    for name, *values in options:
+        if name in _EVALUATED:
+            given = without_folders(args[_EVALUATED[name]])
+            values = [f"{key}:{value!r}" for key, value in given.items()]
+        elif name in ("-f", "--log-folder"):
+            values = ["logs"]
+        result += [name, *without_folders(values)]
+    return shlex.join(result)
+
+
+def examine(run: Run, n_selection: int, n_test: int, cpu: str | None) -> Seed:
+    """
+    :param run: a finished training
+    :param n_selection: number of episodes that select one of its agents
+    :param n_test: number of episodes of the test
+    :param cpu: processor that trained; None: this machine's
+    :return: what there is to say of it
+    """
+    selection: dict[str, list[float]] = {}
+    for name in run.candidates():
+        selection[name] = evaluate(run.folder, name, n_selection, SELECTION_SEED)
+        print(f"{run.folder.name}, {name}: {np.mean(selection[name]):.2f} at the selection", flush=True)
+    # Of equals the first: the final agent
+    selected = max(selection, key=lambda name: float(np.mean(selection[name])))
+    test_returns = evaluate(run.folder, selected, n_test, TEST_SEED)
+    mean, std = np.mean(test_returns), np.std(test_returns)
+    print(f"{run.folder.name}: {selected} has {mean:.2f} ± {std:.2f} at the test", flush=True)
+    trained_on = machine(PACKAGES)
+    return Seed(
+        seed=run.args["seed"],
+        command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
+        timesteps=agent_timesteps(run.trained.last_agent),
+        training_seconds=round(float(load_results(str(run.folder))["t"].max()), 1),
+        machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
+        selection=selection,
+        selected=selected,
+        selected_timesteps=agent_timesteps(run.folder / selected),
+        test_returns=test_returns,
+        evaluations=asdict(read_evaluations(run.trained)),
+    )
+
+
+def write_networks(source: Path, path: Path) -> None:
+    """
+    Write an agent as small as it can be and still be loaded by everything that loads agents.
+
+    :param source: its file
+    :param path: where it goes
+    :raises ValueError: the file is damaged, or something in it can only be pickled
+    """
+    model = TD3X.load(source, device="cpu")
+    model.actor.optimizer.state.clear()
+    model.critic.optimizer.state.clear()
+    for network, target in ((model.actor, model.actor_target), (model.critic, model.critic_target)):
+        for parameter, target_parameter in zip(network.parameters(), target.parameters(), strict=True):
+            # PyTorch writes memory that two tensors share once
+            target_parameter.data = parameter.data
+    # Where it logged to and what it saw last are of the machine and the run
+    model.tensorboard_log = None
+    model.save(path, exclude=["_last_obs", "_last_original_obs", "_last_episode_starts", "ep_info_buffer"])
+    # As everybody will load it: raises if there is a pickle in it
+    TD3X.load(path, device="cpu", trusted=False)
+
+
+def check_portable(folder: Path) -> None:
+    """
+    :param folder: a folder to publish
+    :raises ValueError: a file in it names a folder of this machine
+    """
+    for path in sorted(folder.rglob("*")):
+        found = _MACHINE_PATH.search(path.read_bytes()) if path.is_file() else None
+        if found:
+            raise ValueError(f"{path} holds the path of a machine, {found.group().decode()}...: it cannot be published")
+
+
+def publish(run: Run, training: Training, folder: Path) -> None:
+    """
+    :param run: the run whose agent is published
+    :param training: the figures of all seeds
+    :param folder: where it goes; what is there is replaced
+    """
+    env_name = run.config_folder.name
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    target = partial / env_name
+    target.mkdir(parents=True)
+    try:
+        write_networks(run.folder / training.published.selected, partial / run.trained.last_agent.name)
+        args = {**without_folders(run.args), "log_folder": "logs"}
+        for name, content in {"config.yml": without_folders(run.config), "args.yml": args}.items():
+            (target / name).write_text(yaml.safe_dump(content))
+        (target / "command.txt").write_text(training.published.command + "\n")
+        for path in (*run.folder.glob("*monitor.csv"), run.folder / "evaluations.npz"):
+            if path.is_file():
+                shutil.copy(path, partial)
+        if run.config.get("normalize"):
+            # The evaluation has read it without running it; the zoo unpickles it
+            shutil.copy(run.config_folder / "vecnormalize.pkl", target)
+        training.write(partial)
+        check_portable(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_alike(runs: Sequence[Run]) -> None:
+    """
+    :param runs: what shall be published together
+    :raises ValueError: they are not finished runs of one env that differ in their seeds alone
+    """
+    for run in runs:
+        run.check()
+        for name in ("env", "n_timesteps"):
+            if run.args[name] != runs[0].args[name]:
+                raise ValueError(
+                    f"{run.folder} has {name}={run.args[name]!r}, expected {runs[0].args[name]!r} as the first"
+                )
+        if run.config != runs[0].config:
+            raise ValueError(f"{run.folder} has other hyperparameters than {runs[0].folder}")
+    seeds = [run.args["seed"] for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"the runs have the seeds {seeds}, expected each once")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    :param arguments: the command line, by default that of the process
+    :return: exit status
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="all seeds of one environment")
+    parser.add_argument("-o", "--output", type=Path, default=AGENTS_FOLDER, help="the zoo's log folder that it goes to")
+    parser.add_argument("--cpu", help="processor that trained, where it was another machine")
+    parser.add_argument("--selection-episodes", type=int, default=N_SELECTION_EPISODES)
+    parser.add_argument("--test-episodes", type=int, default=N_TEST_EPISODES)
+    args = parser.parse_args(arguments)
+    runs = [Run(folder) for folder in args.runs]
+    try:
+        check_alike(runs)
+        seeds = [examine(run, args.selection_episodes, args.test_episodes, args.cpu) for run in runs]
+        best = max(range(len(seeds)), key=lambda idx: float(np.mean(seeds[idx].selection[seeds[idx].selected])))
+        training = Training(runs[best].args["env"], seeds[best].seed, sorted(seeds, key=lambda seed: seed.seed))
+        folder = args.output / ALGO / f"{runs[best].config_folder.name}_1"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        publish(runs[best], training, folder)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"publish_agent: {error}") from None
+    size = sum(path.stat().st_size for path in folder.rglob("*"))
+    print(f"{folder}: seed {training.published_seed}, {size / 2**20:.2f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
