@@ -193,7 +193,7 @@ class Figures:
         :return: intervals, and beside them the matrix of all pairs unless they are too many
         """
         arms, matrix = pairs or ([], np.empty((0, 0)))
-        with_pairs = 2 < len(arms) <= _MAX_PAIRS
+        with_pairs = draws_pairs(arms)
 
         def draw(figure: Figure) -> None:
             left, *others = np.atleast_1d(figure.subplots(1, 1 + with_pairs, width_ratios=[1, 1.15][: 1 + with_pairs]))
@@ -221,7 +221,7 @@ class Figures:
                 curve = curves.difference
                 self._line(axes, arm, curve.timesteps, curve.estimate, band=len(values) <= _MAX_BANDS)
             axes.axhline(0, color="#555555", linewidth=0.8)
-            axes.set_ylim(_limits([curves.difference for curves in values.values()]))
+            axes.set_ylim(_limits([curves.difference for curves in values.values()], 0.0))
             _steps_axis(axes, max(int(curves.difference.timesteps[-1]) for curves in values.values()))
             axes.set_ylabel("Over-estimation (discounted return)")
             _legend(figure, [self._handle(arm) for arm in values])
@@ -406,6 +406,14 @@ class Figures:
         return path
 
 
+def draws_pairs(arms: Sequence[str]) -> bool:
+    """
+    :param arms: names of arms
+    :return: whether a matrix of all pairs says more than the comparison with the base, and can be read
+    """
+    return 2 < len(arms) <= _MAX_PAIRS
+
+
 def time_unit(longest: float) -> tuple[str, float]:
     """
     :param longest: the longest of some durations, in seconds
@@ -486,19 +494,21 @@ def _draw_pairs(axes: Axes, arms: list[str], matrix: np.ndarray) -> None:
     axes.tick_params(length=0)
 
 
-def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
+def _limits(curves: Sequence[Curve], *shown: float) -> tuple[float, float]:
     """
     A critic that diverges would press all others flat: its values are left out of sight where they are far off.
 
     :param curves: curves of values
+    :param shown: other values that shall be seen
     :return: limits of their axis
     """
     values = np.concatenate([curve.estimate.value for curve in curves])
     everything = np.concatenate([values, *(bound for curve in curves for bound in _bounds(curve))])
     low, high = np.percentile(values, [5, 95])
-    reach = 2 * max(high - low, 1e-9)
-    bottom, top = max(everything.min(), low - reach), min(everything.max(), high + reach)
-    margin = 0.05 * max(top - bottom, 1e-9)
+    reach = 2 * max(high - low, 0.1 * abs(low), 0.1 * abs(high), 1e-3)
+    bottom = min(max(everything.min(), low - reach), *shown, high)
+    top = max(min(everything.max(), high + reach), *shown, low)
+    margin = 0.05 * max(top - bottom, 0.1 * abs(top), 1e-3)
     return float(bottom - margin), float(top + margin)
 
 
