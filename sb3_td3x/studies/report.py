@@ -78,7 +78,7 @@ def _introduction(results: Results) -> list[Block]:
     """
     config, runs = results.config, results.runs
     kind = _KINDS.get(config.get("kind", ""), "A study")
-    timesteps = sorted({(run.env, run.timesteps) for run in runs})
+    timesteps = dict.fromkeys((run.env, run.timesteps) for run in runs)
     trained = ", ".join(f"{env} for {steps:,} env steps" for env, steps in timesteps)
     blocks: list[Block] = [
         Paragraph(
