@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import rc_context
@@ -586,7 +586,7 @@ def _seed_handle() -> Line2D:
     )
 
 
-def _legend(figure: Figure, handles: Sequence[Any], side: str = "lower") -> None:
+def _legend(figure: Figure, handles: Sequence[Any], side: Literal["upper", "lower"] = "lower") -> None:
     """
     :param figure: the figure
     :param handles: of its only legend
@@ -595,4 +595,6 @@ def _legend(figure: Figure, handles: Sequence[Any], side: str = "lower") -> None
     longest = max(len(str(handle.get_label())) for handle in handles)
     # A letter takes about 0.06 inches, the line before it 0.45
     columns = max(1, min(len(handles), int(_WIDTH / (0.5 + 0.065 * longest))))
-    figure.legend(handles=handles, loc=f"outside {side} center", ncols=columns, columnspacing=1.4, handlelength=2.2)
+    where: Literal["outside upper center", "outside lower center"]
+    where = "outside upper center" if side == "upper" else "outside lower center"
+    figure.legend(handles=handles, loc=where, ncols=columns, columnspacing=1.4, handlelength=2.2)
