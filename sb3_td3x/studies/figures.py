@@ -23,7 +23,7 @@ from sb3_td3x.studies.statistics import Curve, EnvStatistics, OverallStatistics,
 # Inches: the text of an A4 page is 6.3 to 7 wide, so letters are about as large on paper as said here
 _WIDTH = 7.2
 _DPI = 150
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 8.5,
     "axes.labelsize": 8.5,
     "axes.titlesize": 9,
@@ -342,7 +342,7 @@ class Figures:
                 width = float(estimate.high[0] - estimate.low[0])
                 axes.barh(row, width, 0.62, float(estimate.low[0]), color=color, alpha=0.3, linewidth=0)
             axes.plot([estimate.value[0]] * 2, [row - 0.36, row + 0.36], color=color, linewidth=2.2, zorder=3)
-        if base in estimates:
+        if base is not None and base in estimates:
             axes.axvline(float(estimates[base].value[0]), color=_BASE_COLOR, linewidth=0.8, linestyle=_LINES[1])
         _arm_axis(axes, list(estimates))
         axes.xaxis.set_major_locator(MaxNLocator(6))
