@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sb3_td3x.animation import record_episode
+from sb3_td3x.play import make_env
 from sb3_td3x.studies.measure import TrainedRun
 from sb3_td3x.studies.records import RunRecord
 
@@ -64,7 +65,8 @@ def animate(study: Path, runs: Sequence[RunRecord], path: Path, gym_packages: Se
         importlib.import_module(package)
     record, is_best, score = best_run(runs)
     run = TrainedRun(record.folder(study), record.algo, record.env)
-    env = run.make_env(1, _SEED)
+    # Unlike the zoo's, it can be asked for pictures
+    env = make_env(run.settings_folder, seed=_SEED)
     try:
         model = run.load(run.best_agent if is_best else run.last_agent, env)
         recording = record_episode(model, env, seed=_SEED, width=_WIDTH)

@@ -30,7 +30,8 @@ class Estimate:
     n_seeds: int
 
     def __getitem__(self, idx: slice | int) -> "Estimate":
-        return Estimate(*(np.atleast_1d(values[idx]) for values in (self.value, self.low, self.high)), self.n_seeds)
+        value, low, high = (np.atleast_1d(values[idx]) for values in (self.value, self.low, self.high))
+        return Estimate(value, low, high, self.n_seeds)
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:

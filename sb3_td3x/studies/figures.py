@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import rc_context
@@ -23,7 +23,7 @@ from sb3_td3x.studies.statistics import Curve, EnvStatistics, OverallStatistics,
 # Inches: the text of an A4 page is 6.3 to 7 wide, so letters are about as large on paper as said here
 _WIDTH = 7.2
 _DPI = 150
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 8.5,
     "axes.labelsize": 8.5,
     "axes.titlesize": 9,
@@ -193,7 +193,7 @@ class Figures:
         :return: intervals, and beside them the matrix of all pairs unless they are too many
         """
         arms, matrix = pairs or ([], np.empty((0, 0)))
-        with_pairs = 2 < len(arms) <= _MAX_PAIRS
+        with_pairs = draws_pairs(arms)
 
         def draw(figure: Figure) -> None:
             left, *others = np.atleast_1d(figure.subplots(1, 1 + with_pairs, width_ratios=[1, 1.15][: 1 + with_pairs]))
@@ -221,7 +221,7 @@ class Figures:
                 curve = curves.difference
                 self._line(axes, arm, curve.timesteps, curve.estimate, band=len(values) <= _MAX_BANDS)
             axes.axhline(0, color="#555555", linewidth=0.8)
-            axes.set_ylim(_limits([curves.difference for curves in values.values()]))
+            axes.set_ylim(_limits([curves.difference for curves in values.values()], 0.0))
             _steps_axis(axes, max(int(curves.difference.timesteps[-1]) for curves in values.values()))
             axes.set_ylabel("Over-estimation (discounted return)")
             _legend(figure, [self._handle(arm) for arm in values])
@@ -342,7 +342,7 @@ class Figures:
                 width = float(estimate.high[0] - estimate.low[0])
                 axes.barh(row, width, 0.62, float(estimate.low[0]), color=color, alpha=0.3, linewidth=0)
             axes.plot([estimate.value[0]] * 2, [row - 0.36, row + 0.36], color=color, linewidth=2.2, zorder=3)
-        if base in estimates:
+        if base is not None and base in estimates:
             axes.axvline(float(estimates[base].value[0]), color=_BASE_COLOR, linewidth=0.8, linestyle=_LINES[1])
         _arm_axis(axes, list(estimates))
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -404,6 +404,14 @@ class Figures:
             with atomic_write(path) as file:
                 figure.savefig(file, format="png", facecolor="white", metadata={"Software": None})
         return path
+
+
+def draws_pairs(arms: Sequence[str]) -> bool:
+    """
+    :param arms: names of arms
+    :return: whether a matrix of all pairs says more than the comparison with the base, and can be read
+    """
+    return 2 < len(arms) <= _MAX_PAIRS
 
 
 def time_unit(longest: float) -> tuple[str, float]:
@@ -486,19 +494,21 @@ def _draw_pairs(axes: Axes, arms: list[str], matrix: np.ndarray) -> None:
     axes.tick_params(length=0)
 
 
-def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
+def _limits(curves: Sequence[Curve], *shown: float) -> tuple[float, float]:
     """
     A critic that diverges would press all others flat: its values are left out of sight where they are far off.
 
     :param curves: curves of values
+    :param shown: other values that shall be seen
     :return: limits of their axis
     """
     values = np.concatenate([curve.estimate.value for curve in curves])
     everything = np.concatenate([values, *(bound for curve in curves for bound in _bounds(curve))])
     low, high = np.percentile(values, [5, 95])
-    reach = 2 * max(high - low, 1e-9)
-    bottom, top = max(everything.min(), low - reach), min(everything.max(), high + reach)
-    margin = 0.05 * max(top - bottom, 1e-9)
+    reach = 2 * max(high - low, 0.1 * abs(low), 0.1 * abs(high), 1e-3)
+    bottom = min(max(everything.min(), low - reach), *shown, high)
+    top = max(min(everything.max(), high + reach), *shown, low)
+    margin = 0.05 * max(top - bottom, 0.1 * abs(top), 1e-3)
     return float(bottom - margin), float(top + margin)
 
 
@@ -576,7 +586,7 @@ def _seed_handle() -> Line2D:
     )
 
 
-def _legend(figure: Figure, handles: Sequence[Any], side: str = "lower") -> None:
+def _legend(figure: Figure, handles: Sequence[Any], side: Literal["upper", "lower"] = "lower") -> None:
     """
     :param figure: the figure
     :param handles: of its only legend
@@ -585,4 +595,6 @@ def _legend(figure: Figure, handles: Sequence[Any], side: str = "lower") -> None
     longest = max(len(str(handle.get_label())) for handle in handles)
     # A letter takes about 0.06 inches, the line before it 0.45
     columns = max(1, min(len(handles), int(_WIDTH / (0.5 + 0.065 * longest))))
-    figure.legend(handles=handles, loc=f"outside {side} center", ncols=columns, columnspacing=1.4, handlelength=2.2)
+    where: Literal["outside upper center", "outside lower center"]
+    where = "outside upper center" if side == "upper" else "outside lower center"
+    figure.legend(handles=handles, loc=where, ncols=columns, columnspacing=1.4, handlelength=2.2)

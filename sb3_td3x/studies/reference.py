@@ -34,7 +34,7 @@ def references() -> dict[str, Reference]:
     """
     :return: what is known, by the id of the env; the file says where its figures are from
     """
-    text = resources.files("sb3_td3x.studies").joinpath("data", _FILE).read_text(encoding="utf-8")
+    text = resources.files("sb3_td3x.studies").joinpath("data").joinpath(_FILE).read_text(encoding="utf-8")
     return {
         env: Reference(
             env=env,

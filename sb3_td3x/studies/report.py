@@ -11,7 +11,7 @@ import numpy as np
 from sb3_td3x.files import atomic_write
 from sb3_td3x.studies.bootstrap import N_BOOTSTRAP, Estimate
 from sb3_td3x.studies.document import Block, Bullets, Gallery, Heading, Paragraph, Picture, Table, to_html, to_markdown
-from sb3_td3x.studies.figures import Figures, time_unit
+from sb3_td3x.studies.figures import Figures, draws_pairs, time_unit
 from sb3_td3x.studies.records import RunRecord, env_file_name
 from sb3_td3x.studies.reference import Reference, references
 from sb3_td3x.studies.results import Results, read_results
@@ -78,7 +78,7 @@ def _introduction(results: Results) -> list[Block]:
     """
     config, runs = results.config, results.runs
     kind = _KINDS.get(config.get("kind", ""), "A study")
-    timesteps = sorted({(run.env, run.timesteps) for run in runs})
+    timesteps = dict.fromkeys((run.env, run.timesteps) for run in runs)
     trained = ", ".join(f"{env} for {steps:,} env steps" for env, steps in timesteps)
     blocks: list[Block] = [
         Paragraph(
@@ -134,8 +134,8 @@ def _arms_section(results: Results, drawn: Sequence[str]) -> list[Block]:
     left_out = ""
     if len(drawn) < len(results.arms):
         left_out = (
-            f" Curves and episodes are shown of {len(drawn)} arms, which are the base and those with the best mean rank "
-            "of final scores over the envs; all others are in the tables, the bars, and the CSV files."
+            f" Curves and episodes are shown of {len(drawn)} arms, which are the base and those with the best mean "
+            "rank of final scores over the envs; all others are in the tables, the bars, and the CSV files."
         )
     return [
         Heading("Arms"),
@@ -296,6 +296,9 @@ def _improvement(statistics: EnvStatistics, figures: Figures, name: str) -> list
     """
     if not statistics.improvement or statistics.base is None:
         return []
+    sides = "Against the base, with 95% intervals."
+    if draws_pairs(statistics.arms):
+        sides = "Left: against the base, with 95% intervals. Right: all pairs, the row against the column."
     return [
         Heading("Probability of improvement", 3),
         Picture(
@@ -306,9 +309,8 @@ def _improvement(statistics: EnvStatistics, figures: Figures, name: str) -> list
                 (statistics.arms, statistics.pairs),
             ),
             f"Probability that an arm beats another in {statistics.env}",
-            "How likely a run of an arm with a random seed scores more than one of another arm; 0.5 is a draw. Left: "
-            f"against the base, with 95% intervals. Right: all pairs, the row against the column. "
-            f"{_seed_range(statistics)} an arm. {_lone(statistics)}".strip(),
+            "How likely a run of an arm with a random seed scores more than one of another arm; 0.5 is a draw. "
+            f"{sides} {_seed_range(statistics)} an arm. {_lone(statistics)}".strip(),
         ),
         Table(
             ["arm", "seeds", f"P(beats {statistics.base})", "95% interval"],

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -121,13 +120,14 @@ class EnvStatistics:
         :return: the figures of those of them that have finished runs
         """
         names = ("runs", "scores", "best_scores", "iqm", "mean", "improvement", "learning", "values")
+        parts: dict[str, Any] = {name: _of(getattr(self, name), arms) for name in names}
         kept = [idx for idx, arm in enumerate(self.arms) if arm in arms]
         return replace(
             self,
             base=self.base if self.base in arms else None,
             profile=self.profile.of(arms),
             pairs=self.pairs[np.ix_(kept, kept)],
-            **{name: _of(getattr(self, name), arms) for name in names},
+            **parts,
         )
 
     def n_episodes(self, arm: str) -> int:
@@ -206,7 +206,7 @@ def overall_statistics(results: Results, references: Mapping[str, Reference]) ->
     scores, n_episodes = {}, {}
     for arm in results.arms:
         by_env = [{run.seed: run for run in results.records[env].get(arm, [])} for env in envs]
-        seeds = sorted(reduce(set.intersection, (set(runs) for runs in by_env)))
+        seeds = sorted(set.intersection(*(set(runs) for runs in by_env)))
         if seeds:
             matrix = [[np.mean(runs[seed].final_returns) for runs in by_env] for seed in seeds]
             scores[arm] = np.array(matrix)
@@ -294,7 +294,7 @@ def _curves(points: Mapping[str, list[_Points]], statistic: Callable[[np.ndarray
     :param statistic: over the seeds
     :return: their curves; arms whose seeds have no timesteps in common are left out
     """
-    timesteps = {arm: sorted(reduce(set.intersection, map(set, runs))) for arm, runs in points.items() if runs}
+    timesteps = {arm: sorted(set.intersection(*map(set, runs))) for arm, runs in points.items() if runs}
     runs = {
         arm: np.array([[run[step] for step in steps] for run in points[arm]])
         for arm, steps in timesteps.items()

@@ -173,8 +173,8 @@ def _statistic_rows(env_statistics: Sequence[EnvStatistics], overall: OverallSta
     for arm, estimate in overall.iqm.items():
         yield (ALL_ENVS, arm, None, "normalized_iqm", None, *_cells(estimate), overall.n_episodes[arm])
     for arm, estimate in overall.improvement.items():
-        cells = (*_cells(estimate), overall.n_episodes[arm])
-        yield (ALL_ENVS, arm, overall.base, "probability_of_improvement", None, *cells)
+        row = (ALL_ENVS, arm, overall.base, "probability_of_improvement", None)
+        yield (*row, *_cells(estimate), overall.n_episodes[arm])
 
 
 def _cells(estimate: Estimate) -> tuple[float, float, float, int]:
