@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,6 +222,7 @@ def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkey
             yield Outcome(run)
 
     monkeypatch.setattr(engine, "_pass", one_at_a_time)
+    monkeypatch.setattr(engine, "_SETTLE", 0.0)
     arms = [Arm(name, "td3x", "", {ENV: {}}) for name in ("a", "deadly", "b")]
     outcomes = run_study(Plan("sweep", arms, {ENV: Settings(60, 20)}, [1]), tmp_path, progress=False)
     # "b" stands behind the deadly one in each pass
@@ -239,7 +243,7 @@ def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkey
     ],
 )
 def test_bad_command_lines(
-    arguments: list[str],
+    command: list[str],
     error: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -262,3 +266,69 @@ def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         study.main(["ablation", *option])
     assert "is not allowed, expected" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Two nodes on this machine with one processor each: their address, and the process of the second."""
+    pytest.importorskip("ray", reason="Ray is not installed (pip install .[ray])")
+    # Sockets need a short path
+    folder = tempfile.mkdtemp(prefix="ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1"]
+    small = ["--object-store-memory=80000000", "--node-ip-address=127.0.0.1"]
+    head = ["--head", f"--port={address.split(':')[1]}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    environment = {**VARIABLES, "RAY_memory_monitor_refresh_ms": "0"}
+    nodes = []
+    try:
+        for options in (head, [f"--address={address}"]):
+            log = (Path(folder) / f"node{len(nodes)}.log").open("wb")
+            nodes.append(
+                subprocess.Popen(
+                    [*ray, *small, *options], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+            wait_until_ready(address, len(nodes))
+        yield address, nodes[1]
+    finally:
+        for node in nodes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_ready(address: str, n_nodes: int) -> None:
+    code = f"""
+import ray, time
+deadline = time.monotonic() + 120
+while True:
+    try:
+        ray.init({address!r}, log_to_driver=False, logging_level=40)
+        if sum(node["Alive"] for node in ray.nodes()) == {n_nodes}:
+            break
+        ray.shutdown()
+    except ConnectionError:
+        pass
+    assert time.monotonic() < deadline
+    time.sleep(0.5)
+"""
+    subprocess.run([sys.executable, "-c", code], env=VARIABLES, check=True, capture_output=True, timeout=150)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_cluster_that_loses_a_machine(tmp_path: Path, ray_cluster: tuple[str, "subprocess.Popen[bytes]"]) -> None:
+    address, second_node = ray_cluster
+    arms = {name: {"env_kwargs": {"delay": delay}} for name, delay in (("a", 0.3), ("b", 0.31))}
+    both = runs(tmp_path, *arms)
+    process = start(tmp_path, arms, "--jobs", "2", "--backend", "ray", RAY_ADDRESS=address)
+    wait_until(lambda: all(has_rows(run) for run in both), process)
+    os.killpg(second_node.pid, signal.SIGKILL)
+    output = finish(process)
+    assert "Runs were lost with their process or machine, and are repeated" in output
+    assert "2 of 2 runs are whole" in output
+    assert [record.arm for record in read_records(tmp_path / "study")] == ["a", "b"]
+    wait_for_silence(tmp_path)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,8 @@ from sb3_td3x.studies.run import Outcome, do_run_in_worker
 BACKENDS = ("loky", "ray")
 # Passes over what is missing in which no run ends; then the study gives up
 FRUITLESS_PASSES = 3
+# Before a pass is repeated, in seconds: what it had running must have ended
+_SETTLE = 5.0
 # Between looks at how far the trainings are, in seconds: on a terminal, and in a file, where each is a line
 _REFRESH, _REFRESH_FILE = 2.0, 60.0
 
@@ -111,7 +114,8 @@ def _passes(missing: list[Run], jobs: int, backend: str, bar: "_Progress") -> li
         except Exception as error:
             # joblib gives up all runs when it loses a process; what they saved is there
             lost = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-            bar.write(f"Runs were lost with their process or machine ({lost})")
+            bar.write(f"Runs were lost with their process or machine, and are repeated ({lost})")
+            time.sleep(_SETTLE)
         fruitless = 0 if len(outcomes) > ended else fruitless + 1
         over = {outcome.run for outcome in outcomes}
         missing = [run for run in missing if run not in over]
