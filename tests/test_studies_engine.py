@@ -276,14 +276,15 @@ def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> N
 @pytest.fixture
 def ray_cluster() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Two nodes on this machine with one processor each: their address, and the process of the second."""
-    pytest.importorskip("ray", reason="Ray is not installed (pip install .[ray])")
     # Sockets need a short path
     folder = tempfile.mkdtemp(prefix="ray")
+    ray_module = pytest.importorskip("ray.util", reason="Ray is not installed (pip install .[ray])")
+    # Ray takes 127.0.0.1 for this address
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.bind(("", 0))
+        address = f"{ray_module.get_node_ip_address()}:{free.getsockname()[1]}"
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1"]
-    small = ["--object-store-memory=80000000", "--node-ip-address=127.0.0.1"]
+    small = ["--object-store-memory=80000000"]
     head = ["--head", f"--port={address.split(':')[1]}", "--include-dashboard=false", f"--temp-dir={folder}"]
     environment = {**VARIABLES, "RAY_memory_monitor_refresh_ms": "0"}
     nodes = []
@@ -295,7 +296,11 @@ def ray_cluster() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
                     [*ray, *small, *options], env=environment, stdout=log, stderr=log, start_new_session=True
                 )
             )
-            wait_until_ready(address, len(nodes))
+            try:
+                wait_until_ready(address, len(nodes))
+            except subprocess.SubprocessError:
+                # It gives itself 30 seconds to start, which a busy machine exceeds
+                pytest.skip("Ray did not start on this machine")
         yield address, nodes[1]
     finally:
         for node in nodes:
