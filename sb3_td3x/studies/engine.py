@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,8 @@ from sb3_td3x.studies.run import Outcome, do_run_in_worker
 BACKENDS = ("loky", "ray")
 # Passes over what is missing in which no run ends; then the study gives up
 FRUITLESS_PASSES = 3
+# Before a pass is repeated, in seconds: what it had running must have ended
+_SETTLE = 5.0
 # Between looks at how far the trainings are, in seconds: on a terminal, and in a file, where each is a line
 _REFRESH, _REFRESH_FILE = 2.0, 60.0
 
@@ -111,7 +114,13 @@ def _passes(missing: list[Run], jobs: int, backend: str, bar: "_Progress") -> li
         except Exception as error:
             # joblib gives up all runs when it loses a process; what they saved is there
             lost = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-            bar.write(f"Runs were lost with their process or machine ({lost})")
+            bar.write(f"Runs were lost with their process or machine, and are repeated ({lost})")
+            time.sleep(_SETTLE)
+            # Those that ended before, and whose results went with the others
+            over = {outcome.run for outcome in outcomes}
+            for outcome in _sorted_out([run for run in missing if run not in over])[0]:
+                outcomes.append(outcome)
+                bar.ended(outcome)
         fruitless = 0 if len(outcomes) > ended else fruitless + 1
         over = {outcome.run for outcome in outcomes}
         missing = [run for run in missing if run not in over]
@@ -136,7 +145,9 @@ def _pass(runs: Sequence[Run], jobs: int, backend: str) -> Iterator[Outcome]:
     with joblib.parallel_config(backend=backend, **options):
         # A machine of the cluster may have died
         jobs = min(jobs, joblib.effective_n_jobs(-1)) if backend != "loky" and jobs > 0 else jobs
-        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+        # Ray's backend cannot give results one by one
+        return_as = "list" if backend == "ray" else "generator_unordered"
+        parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as=return_as)
         yield from parallel(joblib.delayed(do_run_in_worker)(run, os.getpid()) for run in runs)
 
 
@@ -252,7 +263,7 @@ class _Progress:
         """
         done = 0
         for run in self._runs:
-            if run in self._over:
+            if run in self._over or run.folder.exists():
                 done += run.timesteps
                 continue
             # A line may be half written, or the folder be moved right now

@@ -1,6 +1,7 @@
 """One run of a study: the zoo trains it in a folder of its own, it is measured, and moved into place."""
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -105,26 +106,25 @@ def do_run_in_worker(run: Run, engine: int) -> Outcome:
     :param engine: id of the process that has given it to this one; it may be this one
     :return: what became of it
     """
-    stop = threading.Event()
     if os.getpid() != engine:
-        threading.Thread(target=_end_with_parent, args=(os.getppid(), stop), daemon=True).start()
-    try:
-        return do_run(run)
-    finally:
-        stop.set()
+        _end_with_parent()
+    return do_run(run)
 
 
-def _end_with_parent(parent: int, stop: threading.Event) -> None:
+@functools.cache
+def _end_with_parent() -> None:
     """
-    End this process, and by that its training, when the one that started it was killed: a worker of joblib would
-    finish its run, while the next start does the same one.
-
-    :param parent: id of the process that started this one
-    :param stop: set when there is nothing more to watch
+    From now on, end this process, and by that its training, when the one that started it was killed: a worker of
+    joblib would finish its run, while the next start does the same one.
     """
-    while not stop.wait(_POLL):
-        if os.getppid() != parent:
-            os._exit(1)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def do_run(run: Run) -> Outcome:
