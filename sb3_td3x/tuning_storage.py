@@ -7,6 +7,7 @@ import os
 import random
 import time
 import warnings
+from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
@@ -23,6 +24,8 @@ HEARTBEAT_VARIABLE = "SB3_TD3X_HEARTBEAT_SECONDS"
 MISSED_HEARTBEATS = 5
 # A trial that kills whoever runs it, by its memory for instance, is given up after so many more attempts
 MAX_RETRIES = 3
+# Seconds to wait for a turn to write in an SQLite file: with Python's 5 a slow disk ended one of four workers
+SQLITE_TIMEOUT = 60
 # Workers that open an empty database in the same moment get in each other's way while they create its tables
 OPENING_ATTEMPTS = 10
 
@@ -91,11 +94,11 @@ def _connect(url: str, interval: int) -> HeartbeatStorage:
     :param interval: seconds between two heartbeats
     :return: storage in it, whose tables exist
     """
-    engine_kwargs = {}
-    if not url.startswith("sqlite"):
-        # A server allows few connections (PostgreSQL 100): each worker keeps one, and opens others only while its
-        # threads need them at the same moment. `pool_pre_ping` replaces one that died while the agent trained.
-        engine_kwargs = {"pool_size": 1, "max_overflow": -1, "pool_pre_ping": True}
+    # A server allows few connections (PostgreSQL 100): each worker keeps one, and opens others only while its threads
+    # need them at the same moment. `pool_pre_ping` replaces one that died while the agent trained.
+    engine_kwargs: dict[str, Any] = {"pool_size": 1, "max_overflow": -1, "pool_pre_ping": True}
+    if url.startswith("sqlite"):
+        engine_kwargs = {"connect_args": {"timeout": SQLITE_TIMEOUT}}
     for attempt in range(OPENING_ATTEMPTS):
         try:
             return HeartbeatStorage(

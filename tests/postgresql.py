@@ -1,6 +1,7 @@
 """A PostgreSQL server for tests: of one's own, thrown away afterwards."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -43,8 +44,9 @@ def postgresql_server() -> Iterator[str]:
     # PostgreSQL refuses to run as root
     user: dict[str, Any] = {}
     if os.getuid() == 0:
-        user = {"user": "nobody", "group": "nogroup", "extra_groups": []}
-        shutil.chown(folder, "nobody", "nogroup")
+        nobody = pwd.getpwnam("nobody")
+        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
 
     def run(program: str, *arguments: str) -> None:
         # The server would keep a pipe open
