@@ -43,6 +43,25 @@ SPARE_CONNECTIONS = 10
 # What the zoo uses
 STARTUP_TRIALS = 10
 TICKS = os.sysconf("SC_CLK_TCK")
+# A study is filled with so many different trials, and copies of them
+DIFFERENT_TRIALS = 20
+# Of the trials from `first` on, up to `end`, with numbers higher by `shift`
+COPY_TRIALS = [
+    "INSERT INTO trials (number, study_id, state, datetime_start, datetime_complete) "
+    "SELECT number + :shift, study_id, state, datetime_start, datetime_complete FROM trials "
+    "WHERE study_id = :study AND number >= :first AND number < :end ORDER BY number"
+] + [
+    f"INSERT INTO {table} (trial_id, {columns}) SELECT copy.trial_id, {columns} FROM {table} "
+    f"JOIN trials AS original USING (trial_id) JOIN trials AS copy "
+    "ON copy.study_id = original.study_id AND copy.number = original.number + :shift "
+    "WHERE original.study_id = :study AND original.number >= :first AND original.number < :end"
+    for table, columns in {
+        "trial_params": "param_name, param_value, distribution_json",
+        "trial_values": "objective, value, value_type",
+        "trial_intermediate_values": "step, intermediate_value, intermediate_value_type",
+        "trial_user_attributes": "key, value_json",
+    }.items()
+]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -149,11 +168,26 @@ def store_trials(url: str, study_name: str, number: int, evaluations: int, state
     :param evaluations: reported values of each, if it is finished
     :param state: complete, or running
     """
-    # Nobody waits for these to be on the disk
-    storage = optuna.storages.RDBStorage(url, {"connect_args": {"options": "-c synchronous_commit=off"}})
+    storage = optuna.storages.RDBStorage(url)
     study = optuna.create_study(storage=storage, study_name=study_name, load_if_exists=True, direction="maximize")
-    for _ in range(number):
+    first = storage.get_n_trials(study._study_id)
+    there = min(number, DIFFERENT_TRIALS)
+    for _ in range(there):
         storage.create_new_trial(study._study_id, make_trial(evaluations, state))
+    # Through Optuna each one would cost some sixty statements
+    with storage.engine.begin() as connection:
+        while 0 < there < number:
+            block = {
+                "study": study._study_id,
+                "first": first,
+                "end": first + min(there, number - there),
+                "shift": there,
+            }
+            for statement in COPY_TRIALS:
+                connection.execute(sqlalchemy.text(statement), block)
+            there += block["end"] - first
+        # Else the server would plan its queries for the small tables of before
+        connection.execute(sqlalchemy.text("ANALYZE"))
     storage.engine.dispose()
 
 
@@ -262,11 +296,11 @@ class Worker:
                 step, begun = 0, due
 
 
-def run_workers(number: int, args: argparse.Namespace, study_name: str, barrier: Any, results: Any) -> None:
+def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str, barrier: Any, results: Any) -> None:
     """
     Simulate the workers of one process.
 
-    :param number: how many
+    :param trial_ids: the running trial of each
     :param args: the command line's
     :param study_name: name of the study
     :param barrier: passed when all workers of all processes are connected, and when the time is over
@@ -274,13 +308,9 @@ def run_workers(number: int, args: argparse.Namespace, study_name: str, barrier:
     """
     quiet()
     workers = []
-    for _ in range(number):
+    for trial_id in trial_ids:
         worker = Worker(args.storage, study_name, args.evaluations)
-        # As in the middle of a trial; a single transaction instead of one for each parameter
-        trial_id = worker.study._storage.create_new_trial(worker.study._study_id, make_trial(0, TrialState.RUNNING))
         worker.trial = optuna.Trial(worker.study, trial_id)
-        worker.heartbeat()
-        worker.timings.pop("heartbeat")
         workers.append(worker)
     threads = [threading.Thread(target=each.run, args=(args.trial_seconds, args.seconds)) for each in workers]
     barrier.wait()
@@ -308,13 +338,21 @@ def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     database.check_connections(workers)
     study_name = f"workers-{workers}-{time.time_ns()}"
     store_trials(args.storage, study_name, STARTUP_TRIALS, args.evaluations, TrialState.COMPLETE)
+    # All are in the middle of a trial
+    store_trials(args.storage, study_name, workers, args.evaluations, TrialState.RUNNING)
+    running = database.query(
+        "SELECT trial_id FROM trials JOIN studies USING (study_id) "
+        f"WHERE study_name = '{study_name}' AND state = 'RUNNING' ORDER BY number"
+    )
+    trial_ids = [trial_id for (trial_id,) in running]
     context = multiprocessing.get_context("spawn")
     processes = min(workers, args.processes)
     barrier, results = context.Barrier(processes + 1), context.SimpleQueue()
-    shares = [workers // processes + (index < workers % processes) for index in range(processes)]
     children = [
-        context.Process(target=run_workers, args=(share, args, study_name, barrier, results), daemon=True)
-        for share in shares
+        context.Process(
+            target=run_workers, args=(trial_ids[index::processes], args, study_name, barrier, results), daemon=True
+        )
+        for index in range(processes)
     ]
     for child in children:
         child.start()

@@ -45,7 +45,7 @@ children = []
 for _ in range(8):
     children.append(os.fork())
     if children[-1] == 0:
-        time.sleep(start - time.time())
+        time.sleep(max(0, start - time.time()))
         study = optuna.create_study(storage=open_storage(sys.argv[1], "s"), study_name="s", load_if_exists=True)
         study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
         os._exit(0)
