@@ -79,8 +79,9 @@ def register_search_space(hyperparams_opt: ModuleType) -> None:
 
 def patch_experiment_manager(exp_manager: ModuleType) -> None:
     """
-    Teach the zoo's ``ExperimentManager``, for td3x alone, where the default hyperparameters lie, to let a trial see its
-    manager, to rebuild a stored trial exactly, and to tell checkpoints their folder.
+    Teach the zoo's ``ExperimentManager``, for td3x alone, where the default hyperparameters lie, to share a study with
+    workers that may be killed, to let a trial see its manager, to rebuild a stored trial exactly, and to tell
+    checkpoints their folder.
 
     :param exp_manager: ``rl_zoo3.exp_manager``
     """
@@ -90,6 +91,7 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
     manager_class.knows_td3x = True
     init = manager_class.__init__
     read_hyperparameters: Callable[[ExperimentManager], Hyperparams] = manager_class.read_hyperparameters
+    optimize: Callable[[ExperimentManager], None] = manager_class.hyperparameters_optimization
     objective: Callable[[ExperimentManager, optuna.Trial], float] = manager_class.objective
     create_callbacks: Callable[[ExperimentManager], None] = manager_class.create_callbacks
     signature = inspect.signature(init)
@@ -129,6 +131,17 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
         self.eval_env_kwargs = manager.eval_env_kwargs
         return hyperparams, saved_hyperparams
 
+    @functools.wraps(optimize)
+    def td3x_optimize(self: "ExperimentManager") -> None:
+        if self.algo != ALGO or not (self.storage and self.study_name):
+            return optimize(self)
+        from sb3_td3x.tuning_storage import open_storage
+
+        manager = copy.copy(self)
+        # The zoo calls it a string, and asks it for no more than its ending
+        manager.storage = open_storage(self.storage, self.study_name)  # type: ignore[assignment]
+        return optimize(manager)
+
     @functools.wraps(objective)
     def td3x_objective(self: "ExperimentManager", trial: "optuna.Trial") -> float:
         if self.algo != ALGO:
@@ -153,6 +166,7 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
 
     manager_class.__init__ = td3x_init
     manager_class.read_hyperparameters = td3x_read_hyperparameters
+    manager_class.hyperparameters_optimization = td3x_optimize
     manager_class.objective = td3x_objective
     manager_class.create_callbacks = td3x_create_callbacks
 

@@ -1,0 +1,34 @@
+"""A tiny run of scripts/simulate_workers.py, against a real server."""
+
+import json
+from pathlib import Path
+
+import pytest
+import simulate_workers
+from postgresql import postgresql_server
+
+
+@pytest.mark.slow
+def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "figures.json"
+    with postgresql_server() as url:
+        arguments = ["--storage", url, "--json", str(figures), "--workers", "3", "--finished", "2", "4"]
+        times = ["--trial-seconds", "2", "--seconds", "4", "--evaluations", "2", "--repeats", "1"]
+        assert simulate_workers.main([*arguments, *times, "--processes", "1"]) == 0
+        with pytest.raises(SystemExit, match=r"1000 workers need max_connections=1010 .* the server has 100"):
+            simulate_workers.main(["--storage", url, "--workers", "1000", "--finished"])
+    result = json.loads(figures.read_text())
+    assert [(row["finished"], row["running"]) for row in result["calls"]] == [(2, 0), (4, 0), (2, 3)]
+    (simulation,) = result["simulations"]
+    # Two trials of each worker end in the time, with two evaluations each; fewer where the machine cannot keep up
+    assert 0 < simulation["milliseconds"]["end trial"]["calls"] <= 6
+    assert simulation["milliseconds"]["connect"]["calls"] == 3
+    assert simulation["rows_per_second"] > 0
+    output = capsys.readouterr().out
+    assert "| 4 | 0 | " in output
+    assert "| 3 | " in output
+
+
+def test_other_databases_are_refused() -> None:
+    with pytest.raises(SystemExit, match=r"^--storage=sqlite:///a.db is not allowed, expected the URL of a PostgreSQL"):
+        simulate_workers.main(["--storage", "sqlite:///a.db"])
