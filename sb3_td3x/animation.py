@@ -25,7 +25,7 @@ _MAX_FRAMES = 125
 _MIN_FRAME_TIME = 20
 # The last frame stays for so long, in milliseconds, before the animation starts again
 _LAST_FRAME_TIME = 1500
-_N_COLORS = 128
+_N_COLORS = 64
 _DPI = 100
 
 
@@ -58,7 +58,7 @@ class Recording:
 
     def save_gif(self, path: str | os.PathLike[str], every: int | None = None, width: int = 320) -> None:
         """
-        Write the frames, with actions and rewards up to each of them drawn below, as a GIF that plays at the env's speed.
+        Write the frames as a GIF that plays at the env's speed, with actions and rewards so far drawn below.
 
         :param path: the file
         :param every: takes each ``every``-th step, and always the last one; None: so that there are at most 125 frames
@@ -96,7 +96,8 @@ class Recording:
             pictures.append(image.fromarray(np.concatenate([np.asarray(frame), traces.until(int(step))])))
         # One palette from pictures of the whole episode: what does not move keeps its colours, and costs nothing
         samples = [np.asarray(pictures[i]) for i in np.linspace(0, len(pictures) - 1, 8).astype(int)]
-        palette = image.fromarray(np.concatenate(samples)).quantize(_N_COLORS, dither=image.Dither.NONE)
+        # Other methods mix the large areas' colours with those of edges: white would not stay white
+        palette = image.fromarray(np.concatenate(samples)).quantize(_N_COLORS, image.Quantize.MAXCOVERAGE, kmeans=1)
         pictures = [picture.quantize(palette=palette, dither=image.Dither.NONE) for picture in pictures]
         # GIFs count in hundredths of a second: round the sums, not each time
         starts = np.round(steps / self.fps * 100).astype(int) * 10
@@ -106,7 +107,7 @@ class Recording:
 
 class _Traces:
     """
-    The curves of actions and rewards. Matplotlib draws them twice, whole and empty: each frame is put together from these.
+    The curves of actions and rewards. Matplotlib draws them whole and empty: each frame is put together from these two.
 
     :param recording: the episode
     :param width: width in pixels
@@ -149,7 +150,7 @@ class _Traces:
         :return: the curves up to it, with a cursor, (height, width, 3) uint8
         """
         column = self._columns[step]
-        picture = self._empty.copy()
+        picture: np.ndarray = self._empty.copy()
         picture[:, : column + 1] = self._whole[:, : column + 1]
         for rows in self._rows:
             picture[rows, column] = (200, 60, 60)
@@ -184,13 +185,16 @@ def record_episode(
     if normalize is None and model.get_vec_normalize_env() is not None:
         raise ValueError("env has no VecNormalize, but the env of the model has: its observations would mean nothing")
     max_steps = None if max_steps is None else check_integer("max_steps", max_steps, low=1)
+    width = None if width is None else check_integer("width", width, low=100)
     if seed is not None:
         env.seed(check_integer("seed", seed, low=0))
     was_training = normalize is not None and normalize.training
     if normalize is not None:
         normalize.training = False
     monitored = env.env_is_wrapped(Monitor)[0]
-    frames, actions, rewards = [], [], []
+    frames: list[np.ndarray] = []
+    actions: list[np.ndarray] = []
+    rewards: list[float] = []
     try:
         obs: Any = env.reset()
         state, start, return_so_far = None, np.ones(1, dtype=bool), 0.0
@@ -228,7 +232,7 @@ def _one_rendering_env(env: gym.Env | VecEnv) -> VecEnv:
         raise ValueError(f"env has num_envs={env.num_envs}, expected a VecEnv of one env")
     if env.render_mode != "rgb_array":
         raise ValueError(
-            f"env has render_mode={env.render_mode!r}, expected one made with render_mode=\"rgb_array\", such as "
+            f'env has render_mode={env.render_mode!r}, expected one made with render_mode="rgb_array", as '
             'gym.make(env_id, render_mode="rgb_array")'
         )
     return env
