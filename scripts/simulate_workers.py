@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import optuna
 import sqlalchemy
-from machine import machine
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from sb3_td3x.studies.machine import machine
 from sb3_td3x.tuning_storage import heartbeat_seconds, open_storage
 from sb3_td3x.zoo import suggest_td3x_params
 
