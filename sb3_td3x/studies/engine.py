@@ -31,6 +31,8 @@ BACKENDS = ("loky", "ray")
 FRUITLESS_PASSES = 3
 # Before a pass is repeated, in seconds: what it had running must have ended
 _SETTLE = 5.0
+# Before the processors of a Ray cluster are counted again, in seconds
+_RESERVATION = 30.0
 # Between looks at how far the trainings are, in seconds: on a terminal, and in a file, where each is a line
 _REFRESH, _REFRESH_FILE = 2.0, 60.0
 
@@ -143,12 +145,30 @@ def _pass(runs: Sequence[Run], jobs: int, backend: str) -> Iterator[Outcome]:
         # By default joblib's workers count as using no processor, and all may come to lie on one machine
         options["ray_remote_args"] = {"num_cpus": 1}
     with joblib.parallel_config(backend=backend, **options):
-        # A machine of the cluster may have died
-        jobs = min(jobs, joblib.effective_n_jobs(-1)) if backend != "loky" and jobs > 0 else jobs
+        jobs = _reserved_processors(jobs) if backend == "ray" else jobs
         # Ray's backend cannot give results one by one
         return_as = "list" if backend == "ray" else "generator_unordered"
         parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as=return_as)
         yield from parallel(joblib.delayed(do_run_in_worker)(run, os.getpid()) for run in runs)
+
+
+def _reserved_processors(jobs: int) -> int:
+    """
+    Wait for processors of the Ray cluster, since joblib's pool there waits for ever for those that it does not get. A
+    machine that has just died still counts for some seconds.
+
+    :param jobs: how many are wanted; -1: all
+    :return: how many of them could be had
+    """
+    placement = importlib.import_module("ray.util.placement_group")
+    while True:
+        there = joblib.effective_n_jobs(-1)
+        jobs_now = there if jobs == -1 else min(jobs, there)
+        group = placement.placement_group([{"CPU": 1}] * jobs_now)
+        reserved = group.wait(timeout_seconds=_RESERVATION)
+        placement.remove_placement_group(group)
+        if reserved:
+            return jobs_now
 
 
 def _import_ray() -> Any:
