@@ -343,8 +343,11 @@ def make_parser() -> argparse.ArgumentParser:
     mode.add_argument("--solve", action="store_true", help="time to solve LunarLanderContinuous-v3")
     parser.add_argument("--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="these alone")
     parser.add_argument("--reps", type=int, help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})")
+    parser.add_argument("--steps", type=int, help="length of a segment, instead of --seconds, or limit of --solve")
     parser.add_argument(
-        "--steps", type=int, help=f"length of a segment (default: {SECONDS:.0f} s of the slowest), or limit of --solve"
+        "--seconds",
+        type=float,
+        help=f"of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
     )
     parser.add_argument("--threads", type=int, help="of each worker (default: all processors)")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of TD3X's products")
@@ -370,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peers,
         args.reps or (SWEEP_REPS if args.sweep else REPS),
         args.steps,
-        QUICK_SECONDS if args.quick else SECONDS,
+        args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
         threads,
         args.precision,
     )
