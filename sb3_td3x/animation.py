@@ -125,6 +125,11 @@ class _Traces:
         for axis, label in zip(axes, ("action", "reward"), strict=True):
             axis.set_xlim(0, max(last, 1))
             axis.margins(y=0.1)
+            # What hardly changes, such as a torque at its limit, is drawn as a flat line with plain numbers beside it
+            low, high = axis.get_ylim()
+            span = max(high - low, 0.1 * max(abs(low), abs(high)))
+            axis.set_ylim((low + high - span) / 2, (low + high + span) / 2)
+            axis.ticklabel_format(useOffset=False)
             axis.tick_params(labelsize=6.5, length=2, pad=1.5, width=0.5)
             axis.set_ylabel(label, fontsize=7)
             axis.yaxis.set_label_coords(-36 / (width - 60), 0.5)

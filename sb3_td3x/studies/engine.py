@@ -162,7 +162,7 @@ def _reserved_processors(jobs: int) -> int:
     """
     placement = importlib.import_module("ray.util.placement_group")
     while True:
-        there = joblib.effective_n_jobs(-1)
+        there: int = joblib.effective_n_jobs(-1)
         jobs_now = there if jobs == -1 else min(jobs, there)
         group = placement.placement_group([{"CPU": 1}] * jobs_now)
         reserved = group.wait(timeout_seconds=_RESERVATION)
