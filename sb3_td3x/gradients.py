@@ -128,7 +128,7 @@ class MixedPrecisionMlp(Mlp):
 
     :param layers: its layers
     :param emulated: whether numbers are rounded to bfloat16 and multiplied in float32, which gives the same products:
-        the way of processors without instructions for bfloat16, where PyTorch's own products take fifty times as long
+        the way of processors without instructions for bfloat16, where PyTorch's own products are far slower
     """
 
     def __init__(self, layers: list[Layer], emulated: bool):

@@ -99,7 +99,8 @@ def _connect(url: str, interval: int) -> HeartbeatStorage:
     engine_kwargs: dict[str, Any] = {"pool_size": 1, "max_overflow": -1, "pool_pre_ping": True}
     if url.startswith("sqlite"):
         engine_kwargs = {"connect_args": {"timeout": SQLITE_TIMEOUT}}
-    for attempt in range(OPENING_ATTEMPTS):
+    attempt = 1
+    while True:
         try:
             return HeartbeatStorage(
                 url,
@@ -109,7 +110,7 @@ def _connect(url: str, interval: int) -> HeartbeatStorage:
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MAX_RETRIES),
             )
         except (DBAPIError, StorageInternalError):
-            if attempt == OPENING_ATTEMPTS - 1:
+            if attempt == OPENING_ATTEMPTS:
                 raise
+            attempt += 1
             time.sleep(random.random())
-    raise AssertionError
