@@ -45,22 +45,41 @@ class Study:
     What to train, and what the agents must reach.
 
     :param env: id of the environment
-    :param algos: names of the algorithms in the zoo; the first is compared with the second, if there is one
+    :param algos: names of the algorithms in the zoo; the first is compared with each of the others
     :param seeds: one training for each algorithm and seed
-    :param steps: length of a training in env steps
-    :param bar: the mean return that every agent of the first algorithm must reach; None: compare with the peer
+    :param steps: length of a training as the zoo counts (an action that a wrapper repeats is one step)
+    :param peer_steps: length of the trainings of the other algorithms; None: the same
+    :param bar: the mean return that every agent of the first algorithm must reach; None: compare with the peers
+    :param params: hyperparameters that differ from the zoo's files, as for the zoo's ``-params``, for all algorithms
     """
 
     env: str
     algos: Sequence[str]
     seeds: Sequence[int]
     steps: int
+    peer_steps: int | None = None
     bar: float | None = None
+    params: tuple[str, ...] = ()
+
+    def steps_of(self, algo: str) -> int:
+        """
+        :param algo: one of the algorithms
+        :return: length of its trainings
+        """
+        return self.steps if algo == self.algos[0] or self.peer_steps is None else self.peer_steps
 
 
+# What the zoo's td3 has for Pendulum-v1, where td3x's own entry differs
+TD3_PENDULUM = (
+    "learning_starts:10000",
+    "gradient_steps:1",
+    "batch_size:256",
+    "policy_kwargs:dict(net_arch=[400, 300])",
+)
 STUDIES = {
-    "pendulum": Study("Pendulum-v1", ("td3x", "td3"), range(1, 11), 20_000),
-    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 200_000, bar=200.0),
+    "parity": Study("Pendulum-v1", ("td3x", "td3"), range(1, 11), 20_000, params=TD3_PENDULUM),
+    "pendulum": Study("Pendulum-v1", ("td3x", "td3", "sac", "tqc"), range(1, 6), 10_000, peer_steps=20_000),
+    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 100_000, bar=200.0),
     "hardcore": Study("BipedalWalkerHardcore-v3", ("td3x",), (1,), 100_000, bar=-80.0),
 }
 
@@ -73,7 +92,7 @@ class Run:
     :param env: id of the environment
     :param algo: name of the algorithm in the zoo
     :param seed: seed of the training
-    :param steps: its length in env steps
+    :param steps: its length as the zoo counts
     :param folder: the zoo's log folder for this run alone
     :param params: hyperparameters to change, as for the zoo's ``-params``
     """
@@ -131,7 +150,7 @@ def make_runs(study: Study, folder: Path) -> list[Run]:
     :return: its trainings, seed by seed, so that the algorithms meet the same state of the machine
     """
     return [
-        Run(study.env, algo, seed, study.steps, folder / algo / f"seed_{seed}")
+        Run(study.env, algo, seed, study.steps_of(algo), folder / algo / f"seed_{seed}", study.params)
         for seed in study.seeds
         for algo in study.algos
     ]
@@ -304,9 +323,9 @@ def format_table(study: Study, summary: dict[str, dict[str, Any]]) -> str:
         low, high = row["iqm_95"]
         means = row["seed_means"]
         lines.append(
-            f"| {study.env} | {algo} | {study.steps:,} | {len(means)} | {row['iqm']:.1f} [{low:.1f}, {high:.1f}] "
-            f"| {row['mean']:.1f} ± {row['std']:.1f} | {row['median']:.1f} | {min(means):.1f} to {max(means):.1f} "
-            f"| {row['train_minutes']:.1f} min |"
+            f"| {study.env} | {algo} | {study.steps_of(algo):,} | {len(means)} "
+            f"| {row['iqm']:.1f} [{low:.1f}, {high:.1f}] | {row['mean']:.1f} ± {row['std']:.1f} "
+            f"| {row['median']:.1f} | {min(means):.1f} to {max(means):.1f} | {row['train_minutes']:.1f} min |"
         )
     return "\n".join(lines)
 
@@ -322,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
     parser.add_argument("--algos", nargs="+", help="instead of the study's")
-    parser.add_argument("--steps", type=int, help="instead of the study's")
+    parser.add_argument("--steps", type=int, help="instead of the study's, for all algorithms")
     parser.add_argument("--against", type=Path, help="compare with an earlier report (JSON), the same study's")
     parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
@@ -330,11 +349,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
     study = replace(STUDIES[args.study], **{name: value for name, value in overrides.items() if value})
+    # Of a name that is there twice the zoo takes the last value
+    study = replace(study, params=(*study.params, *args.params))
+    if args.steps:
+        study = replace(study, peer_steps=None)
     # Ended by `kill`, take the trainings along
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Before the long part, so that a missing package shows at once
     report: dict[str, Any] = {"study": args.study, "machine": machine(PACKAGES)}
-    runs = [replace(run, params=tuple(args.params)) for run in make_runs(study, args.log_folder / args.study)]
+    runs = make_runs(study, args.log_folder / args.study)
     train(runs, args.jobs)
 
     rows: list[dict[str, Any]] = []
@@ -364,25 +387,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "evaluation": {"episodes": N_EVAL_EPISODES, "first_seed": EVAL_SEED},
         "summary": summary,
     }
-    first, *peers = study.algos
-    peer = peers[0] if peers else ""
-    if peer_returns is not None:
-        peer = str(args.against)
-    elif peers:
-        peer_returns = final[peer]
+    first, *others = study.algos
+    peers = {algo: final[algo] for algo in others} if peer_returns is None else {str(args.against): peer_returns}
+    holds = True
     if study.bar is not None and args.against is None:
         holds = min(summary[first]["seed_means"]) >= study.bar
         print(f"Every {first} agent has a mean return of at least {study.bar:g}: {'yes' if holds else 'NO'}")
-    elif peer_returns is not None:
-        report["comparison"] = comparison = {"peer": peer, **compare(final[first], peer_returns)}
-        holds = comparison["holds"]
-        low, high = comparison["difference_95"]
-        print(
-            f"{first} - {peer}: {comparison['difference']:.2f}, 95% interval [{low:.2f}, {high:.2f}]; "
-            f"its lower end lies above {comparison['limit']:.2f}: {'yes' if holds else 'NO'}"
-        )
-    else:
-        holds = True
+    elif peers:
+        report["comparisons"] = {peer: compare(final[first], returns) for peer, returns in peers.items()}
+        for peer, comparison in report["comparisons"].items():
+            holds = holds and comparison["holds"]
+            low, high = comparison["difference_95"]
+            print(
+                f"{first} - {peer}: {comparison['difference']:.2f}, 95% interval [{low:.2f}, {high:.2f}]; "
+                f"its lower end lies above {comparison['limit']:.2f}: {'yes' if comparison['holds'] else 'NO'}"
+            )
     report |= {"holds": holds, "runs": rows}
     path = args.log_folder / f"{args.study}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")

@@ -10,6 +10,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from stable_baselines3 import TD3
+
+from sb3_td3x.studies.arms import entries_of, entry_of
+from sb3_td3x.zoo import hyperparams_path
 
 pytest.importorskip("rliable")
 
@@ -94,8 +98,21 @@ def test_table(results: ModuleType) -> None:
 def test_studies_are_those_of_the_readme(results: ModuleType) -> None:
     runs = results.make_runs(results.STUDIES["pendulum"], Path("logs"))
     assert len({run.folder for run in runs}) == 20
-    assert [(run.algo, run.seed) for run in runs[:3]] == [("td3x", 1), ("td3", 1), ("td3x", 2)]
+    assert [(run.algo, run.seed, run.steps) for run in runs[3:6]] == [
+        ("tqc", 1, 20_000),
+        ("td3x", 2, 10_000),
+        ("td3", 2, 20_000),
+    ]
     assert runs[0].command[1:7] == ["-m", "rl_zoo3.train", "--algo", "td3x", "--env", "Pendulum-v1"]
+
+
+def test_parity_is_with_the_hyperparameters_of_the_zoos_td3(results: ModuleType) -> None:
+    own = entry_of(hyperparams_path(), "td3x", "Pendulum-v1")
+    zoos = entry_of(entries_of("td3"), "td3", "Pendulum-v1")
+    # The zoo takes this from an entry, and names no value where it is SB3's default
+    params = dict(text.split(":", 1) for text in results.STUDIES["parity"].params)
+    changed = {name: value if name == "policy_kwargs" else int(value) for name, value in params.items()}
+    assert {**own, **changed} == {"batch_size": TD3("MlpPolicy", "Pendulum-v1").batch_size, **zoos}
 
 
 def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp_path: Path) -> None:
@@ -137,8 +154,7 @@ def test_from_trainings_to_the_report(results: ModuleType, tmp_path: Path, capsy
     earlier = tmp_path / "earlier.json"
     earlier.write_text(json.dumps(report))
     assert results.main([*arguments, "--against", str(earlier)]) == 0
-    comparison = json.loads((tmp_path / "pendulum.json").read_text())["comparison"]
-    assert comparison["peer"] == str(earlier)
+    (comparison,) = json.loads((tmp_path / "pendulum.json").read_text())["comparisons"].values()
     assert comparison["difference"] == 0
     with pytest.raises(SystemExit, match="is a report of the study pendulum, not of hardcore"):
         results.main(["hardcore", "--against", str(earlier)])
