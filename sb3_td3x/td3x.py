@@ -523,7 +523,6 @@ class TD3X(OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As in SB3; notes how many env timesteps were taken."""
-        self._refresh_networks()
         rollout = super().collect_rollouts(*args, **kwargs)
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout
@@ -571,6 +570,8 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
         if self._shaping is None:
             self._setup_shaping()
+        # For the first rollout; before all others it was done for the updates
+        self._refresh_networks()
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
         first_obs: Any = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
         if isinstance(first_obs, np.ndarray) and first_obs.shape[1:] != self.observation_space.shape:
