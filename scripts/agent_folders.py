@@ -38,14 +38,14 @@ class Seed:
 
     :param seed: seed of the training
     :param command: what trained it
-    :param timesteps: env timesteps of the whole training
+    :param timesteps: env steps of the whole training
     :param training_seconds: its wall-clock time with its evaluations, until the end of its last episode
     :param machine: processor, system and versions
     :param selection: for each candidate, its returns on the selection's seeds
     :param selected: the candidate with the highest mean of these
-    :param selected_timesteps: env timesteps before it was saved
+    :param selected_timesteps: env steps before it was saved
     :param test_returns: its returns on the test's seeds
-    :param evaluations: timesteps and returns of the evaluations while training
+    :param evaluations: env steps (``timesteps``) and returns of the evaluations while training
     """
 
     seed: int

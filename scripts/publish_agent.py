@@ -165,12 +165,12 @@ def examine(run: Run, n_selection: int, n_test: int, cpu: str | None) -> Seed:
     return Seed(
         seed=run.args["seed"],
         command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
-        timesteps=agent_timesteps(run.trained.last_agent),
+        timesteps=agent_timesteps(run.trained.last_agent) * run.trained.action_repeat,
         training_seconds=round(float(load_results(str(run.folder))["t"].max()), 1),
         machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
         selection=selection,
         selected=selected,
-        selected_timesteps=agent_timesteps(run.folder / selected),
+        selected_timesteps=agent_timesteps(run.folder / selected) * run.trained.action_repeat,
         test_returns=test_returns,
         evaluations=asdict(read_evaluations(run.trained)),
     )

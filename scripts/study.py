@@ -51,9 +51,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         )
         command.add_argument("--seeds", type=_seed, nargs="+", default=[1, 2, 3, 4, 5], help="default: 1 to 5")
         command.add_argument(
-            "--timesteps", type=_positive, help="length of a training; default: of the first arm's hyperparameters"
+            "--timesteps", type=_positive, help="length of a training in env steps; default: of the first arm's entry"
         )
-        command.add_argument("--eval-freq", type=_positive, help="timesteps between evaluations; default: a twentieth")
+        command.add_argument("--eval-freq", type=_positive, help="env steps between evaluations; default: a twentieth")
         command.add_argument("--eval-episodes", type=_positive, default=10, help="of each evaluation; default: 10")
         command.add_argument("-f", "--folder", type=Path, help="of the study; default: logs/studies/NAME")
         command.add_argument("--jobs", type=_jobs, default=1, help="runs at a time, -1: one a processor; default: 1")

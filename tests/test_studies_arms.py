@@ -10,8 +10,10 @@ from rl_zoo3.exp_manager import ExperimentManager
 
 from sb3_td3x import TD3X
 from sb3_td3x.studies.arms import (
+    DECAY_HALVINGS,
     Arm,
     ablation_arms,
+    action_repeat,
     check_arm_name,
     comparison_arms,
     sweep_arms,
@@ -25,7 +27,7 @@ PENDULUM, LUNAR, WALKER, HARDCORE = (
     "BipedalWalker-v3",
     "BipedalWalkerHardcore-v3",
 )
-NETS = "dict(net_arch=[400, 300])"
+NETS = "dict(net_arch=[128, 128])"
 
 
 def construct(arm: Arm, env: str, folder: Path) -> TD3X:
@@ -72,8 +74,8 @@ def test_decay_and_shaping_are_switched(capsys: pytest.CaptureFixture[str]) -> N
     arms = ablation_arms([PENDULUM, LUNAR, WALKER, HARDCORE], None)
     assert "Pendulum-v1: no arm for reward shaping" in capsys.readouterr().out
     decay = changes(arms, "decay", PENDULUM)
-    # Half after a fifth of its 20,000 timesteps
-    assert decay["action_noise_decay"] ** 4000 == pytest.approx(0.5)
+    # Half after a fifth of its 10,000 timesteps
+    assert decay["action_noise_decay"] ** 2000 == pytest.approx(0.5)
     assert decay["action_noise_min_scale"] == 0.1
     assert changes(arms, "no-decay", LUNAR) == {"action_noise_decay": None, "action_noise_min_scale": None}
     assert changes(arms, "no-shaping", HARDCORE) == {"reward_shaping": None}
@@ -93,7 +95,7 @@ def test_every_arm_can_be_constructed_and_learns(tmp_path: Path) -> None:
         tricks = arm.name.split("+")
         assert model.policy.stochastic_actor == ("stochastic-policy" in tricks)
         assert (model.action_noise is None) == ("stochastic-policy" in tricks)
-        assert (model.buffer_size, model.batch_size) == ((1, 1) if "no-replay" in tricks else (200_000, 256))
+        assert (model.buffer_size, model.batch_size) == ((1, 1) if "no-replay" in tricks else (200_000, 128))
         assert (model.tau == 1) == ("no-targets" in tricks)
         assert (model.target_policy_noise == 0) == bool({"no-smoothing", "ddpg"} & set(tricks))
         assert (model.policy_delay == 1) == bool({"no-delay", "no-targets", "ddpg"} & set(tricks))
@@ -131,7 +133,7 @@ def test_comparison_takes_each_algorithm_s_own_hyperparameters() -> None:
     td3x, sac = comparison_arms(["td3x", "sac"], [PENDULUM])
     assert (td3x.name, td3x.algo, sac.algo) == ("td3x", "td3x", "sac")
     assert sac.hyperparams[PENDULUM]["learning_rate"] == 1e-3
-    assert td3x.hyperparams[PENDULUM]["learning_starts"] == 10_000
+    assert td3x.hyperparams[PENDULUM]["learning_starts"] == 1_000
 
 
 def test_sweep(tmp_path: Path) -> None:
@@ -178,3 +180,28 @@ def test_bad_names(tmp_path: Path) -> None:
     for name in ("", "..", ".a", "unfinished", 3):
         with pytest.raises(ValueError, match="is not allowed"):
             check_arm_name(name)
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "repeat"),
+    [
+        (None, 1),
+        ("rl_zoo3.wrappers.TimeFeatureWrapper", 1),
+        ("rl_zoo3.wrappers.FrameSkip", 4),
+        ({"rl_zoo3.wrappers.FrameSkip": {"skip": 2}}, 2),
+        (["rl_zoo3.wrappers.TimeFeatureWrapper", {"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}], 3),
+        ([{"stable_baselines3.common.atari_wrappers.MaxAndSkipEnv": None}], 4),
+    ],
+)
+def test_action_repeat(wrappers: Any, repeat: int) -> None:
+    assert action_repeat({"env_wrapper": wrappers}) == repeat
+
+
+def test_the_noise_decays_over_decisions(tmp_path: Path) -> None:
+    wrapper = {"rl_zoo3.wrappers.FrameSkip": {"skip": 2}}
+    entry = {"n_timesteps": 1000, "noise_type": "normal", "noise_std": 0.1, "env_wrapper": [wrapper]}
+    path = tmp_path / "skipping.yml"
+    path.write_text(yaml.safe_dump({PENDULUM: entry}))
+    (arm,) = ablation_arms([PENDULUM], 1000, path, names=["decay"])
+    # 1,000 env steps are 500 decisions
+    assert arm.hyperparams[PENDULUM]["action_noise_decay"] ** 500 == pytest.approx(0.5**DECAY_HALVINGS)

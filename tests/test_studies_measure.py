@@ -143,7 +143,8 @@ def test_starts_are_the_same_for_all_runs(tmp_path: Path) -> None:
 
 
 def test_what_the_zoo_logged(tmp_path: Path) -> None:
-    run = TrainedRun(tmp_path, "td3x", ENV)
+    run = trained(tmp_path, "td3x", make(TD3X))
+    run.last_agent.unlink()
     assert read_evaluations(run).timesteps == []
     assert read_training_returns(tmp_path).returns == []
     assert agent_timesteps(run.last_agent) == 0
@@ -155,4 +156,10 @@ def test_what_the_zoo_logged(tmp_path: Path) -> None:
     episodes = read_training_returns(tmp_path)
     assert (episodes.timesteps, episodes.returns) == ([N, 2 * N, 3 * N, 4 * N], [N] * 4)
     np.savez(tmp_path / "evaluations.npz", timesteps=[5, 9], results=[[1, 2], [3, 4]])
+    assert read_evaluations(run).timesteps == [5, 9]
     assert read_evaluations(run).returns == [[1, 2], [3, 4]]
+    # In env steps, of which each timestep of the zoo is three now
+    trained(tmp_path, "td3x", make(TD3X), env_wrapper=[{"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}])
+    assert read_evaluations(run).timesteps == [15, 27]
+    make(TD3X).save(tmp_path / "rl_model_5_steps.zip")
+    assert list(run.saved_agents()) == [15]

@@ -84,6 +84,16 @@ def test_settings() -> None:
     assert settings_of({"n_timesteps": 2e4}, None, 300) == Settings(20_000, 300)
 
 
+def test_repeated_actions_count_as_env_steps() -> None:
+    repeating: dict[str, Any] = {"n_timesteps": 2e4, "env_wrapper": [{"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}]}
+    assert settings_of(repeating, None, None) == Settings(60_000, 3000)
+    arms = [Arm("a", "td3x", "", {"E-v0": {}}), Arm("b", "td3x", "", {"E-v0": repeating})]
+    plain, repeated = runs_of(replace(PLAN, arms=arms, envs={"E-v0": Settings(100, 5)}, seeds=[1]), Path("study"))
+    assert (plain.zoo_timesteps, plain.zoo_eval_freq) == (100, 5)
+    assert (repeated.zoo_timesteps, repeated.zoo_eval_freq) == (33, 1)
+    assert plain.timesteps == repeated.timesteps == 100
+
+
 def test_a_study_s_folder(tmp_path: Path) -> None:
     study = tmp_path / "new" / "study"
     prepare(PLAN, study)

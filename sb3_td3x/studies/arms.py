@@ -30,6 +30,9 @@ _ZOO_KEYS = (
     *("n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback"),
     *("env_kwargs", "monitor_kwargs", "noise_type", "noise_std"),
 )
+# The zoo's and SB3's wrappers that repeat each action `skip` times, by default 4
+_REPEATING = ("rl_zoo3.wrappers.FrameSkip", "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv")
+_DEFAULT_SKIP = 4
 # They say nothing without exploration noise
 _NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
 # Where the entry has no decay: the noise halves this many times in a training, down to a floor
@@ -202,6 +205,20 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
         check_choice(f"{where}: the hyperparameter", name, [*arguments[1:], *_ZOO_KEYS])
 
 
+def action_repeat(entry: Mapping[str, Any]) -> int:
+    """
+    :param entry: hyperparameters of an env
+    :return: env steps for each timestep that the zoo counts, that is for each decision of the agent
+    """
+    wrappers = entry.get("env_wrapper") or []
+    repeat = 1
+    for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
+        for name, kwargs in wrapper.items() if isinstance(wrapper, dict) else [(wrapper, {})]:
+            if name in _REPEATING:
+                repeat *= int((kwargs or {}).get("skip", _DEFAULT_SKIP))
+    return repeat
+
+
 def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     """
     :param entry: hyperparameters; ``policy_kwargs`` as a dictionary, or as text that the zoo evaluates
@@ -233,7 +250,7 @@ def without_tricks(entry: Entry, tricks: Sequence[Trick]) -> Entry:
 def switched_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
     """
     :param entry: hyperparameters of an env
-    :param timesteps: length of the training
+    :param timesteps: length of the training as the zoo counts
     :return: name of the arm, and the hyperparameters without decay, or with it if they have none; None: no noise
     """
     if entry.get("noise_type") is None:
@@ -266,7 +283,7 @@ def ablation_arms(
 ) -> list[Arm]:
     """
     :param envs: ids of the envs
-    :param timesteps: length of the trainings; None: that of each env's entry
+    :param timesteps: length of the trainings in env steps; None: that of each env's entry
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :param all_64: whether to take every combination of the six tricks
     :param names: the arms to take; None: all
@@ -287,8 +304,9 @@ def ablation_arms(
                 name = "+".join(trick.arm for trick in tricks)
                 add(name, ", ".join(trick.description for trick in tricks), env, without_tricks(entry, tricks))
         add(DDPG.arm, DDPG.description, env, DDPG.without(entry))
+        decisions = int(entry["n_timesteps"]) if timesteps is None else timesteps // action_repeat(entry)
         for what, switched in (
-            ("noise decay", switched_decay(entry, timesteps or int(entry["n_timesteps"]))),
+            ("noise decay", switched_decay(entry, decisions)),
             ("reward shaping", switched_shaping(entry, env)),
         ):
             if switched is None:

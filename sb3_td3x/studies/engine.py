@@ -219,7 +219,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 class _Progress:
     """
-    A bar over the env timesteps of the whole study.
+    A bar over the env steps of the whole study.
 
     :param runs: all runs of the study
     :param finished: how many are there already
@@ -279,7 +279,7 @@ class _Progress:
 
     def _timesteps(self) -> int:
         """
-        :return: env timesteps done in all runs
+        :return: env steps done in all runs
         """
         done = 0
         for run in self._runs:

@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_td3x.shaping import make_reward_shaping
-from sb3_td3x.studies.arms import zoo_algorithms
+from sb3_td3x.studies.arms import action_repeat, zoo_algorithms
 from sb3_td3x.studies.records import Evaluations, TrainingReturns, ValueEstimate, env_file_name
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.transitions import EnvStep, shape_step, with_last_observations
@@ -61,12 +61,17 @@ class TrainedRun:
         """
         return dict(yaml.unsafe_load((self.settings_folder / "config.yml").read_text()))
 
+    @property
+    def action_repeat(self) -> int:
+        """Env steps for each timestep that the zoo counts"""
+        return action_repeat(self.hyperparams())
+
     def saved_agents(self) -> dict[int, Path]:
         """
-        :return: the agents that were saved on the way, by env timesteps
+        :return: the agents that were saved on the way, by env steps
         """
         found = ((SAVED_AGENT.fullmatch(path.name), path) for path in self.folder.glob("rl_model_*.zip"))
-        return dict(sorted((int(match[1]), path) for match, path in found if match))
+        return dict(sorted((int(match[1]) * self.action_repeat, path) for match, path in found if match))
 
     def make_env(self, n_envs: int, seed: int) -> VecEnv:
         """
@@ -193,7 +198,7 @@ def estimate_value(run: TrainedRun, agent: Path, timesteps: int, n_states: int, 
     """
     :param run: a training
     :param agent: one of its agents
-    :param timesteps: env timesteps before the agent was saved
+    :param timesteps: env steps before the agent was saved
     :param n_states: number of start states, one episode from each
     :param seed: that of the first start state
     :return: what its critic says of them, and what it gets
@@ -231,7 +236,7 @@ def estimate_value(run: TrainedRun, agent: Path, timesteps: int, n_states: int, 
 def estimate_values(run: TrainedRun, timesteps: int, n_states: int, seed: int) -> list[ValueEstimate] | None:
     """
     :param run: a training
-    :param timesteps: its length
+    :param timesteps: its length in env steps
     :param n_states: number of start states
     :param seed: that of the first
     :return: an estimate for each agent that was saved on the way, and for the last one; with ``VecNormalize``, whose
@@ -247,20 +252,19 @@ def estimate_values(run: TrainedRun, timesteps: int, n_states: int, seed: int) -
 def read_evaluations(run: TrainedRun) -> Evaluations:
     """
     :param run: a training
-    :return: its evaluations on the way
+    :return: its evaluations on the way, by env steps
     """
     path = run.folder / "evaluations.npz"
     if not path.exists():
         return Evaluations([], [])
     with np.load(path) as content:
-        return Evaluations(content["timesteps"].tolist(), content["results"].tolist())
+        return Evaluations((content["timesteps"] * run.action_repeat).tolist(), content["results"].tolist())
 
 
 def read_training_returns(folder: Path) -> TrainingReturns:
     """
     :param folder: folder of a run
-    :return: its episodes so far, those of all envs by the time of their end. Timesteps are the env's own: a wrapper
-        that repeats actions makes them more than those of the training
+    :return: its episodes so far, those of all envs by the time of their end, by env steps
     """
     if not any(folder.glob("*monitor.csv")):
         return TrainingReturns([], [])
@@ -271,7 +275,7 @@ def read_training_returns(folder: Path) -> TrainingReturns:
 def agent_timesteps(path: Path) -> int:
     """
     :param path: an agent
-    :return: env timesteps of its training; 0: it is not there or not whole
+    :return: timesteps of its training as the zoo counts; 0: it is not there or not whole
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from sb3_td3x.files import atomic_write
-from sb3_td3x.studies.arms import Arm, Entry
+from sb3_td3x.studies.arms import Arm, Entry, action_repeat
 from sb3_td3x.studies.records import FILE_NAME, FORMAT, env_file_name, read_record, run_folder
 
 STUDY_FILE = "study.json"
@@ -26,10 +26,11 @@ EVALUATIONS = 20
 @dataclass(frozen=True)
 class Settings:
     """
-    How the runs of an env are trained.
+    How the runs of an env are trained. All steps are the env's own, so that an arm whose wrapper repeats actions gets
+    as many as the others.
 
-    :param timesteps: length of a training in env timesteps
-    :param eval_freq: env timesteps between two evaluations
+    :param timesteps: length of a training in env steps
+    :param eval_freq: env steps between two evaluations
     """
 
     timesteps: int
@@ -98,8 +99,9 @@ class Run:
     :param algo: name of the algorithm in the zoo
     :param env: id of the env
     :param seed: seed of the training
-    :param timesteps: its length in env timesteps
-    :param eval_freq: env timesteps between two evaluations
+    :param timesteps: its length in env steps
+    :param eval_freq: env steps between two evaluations
+    :param action_repeat: env steps for each timestep that the zoo counts
     :param eval_episodes: episodes of each evaluation
     :param device: of PyTorch
     :param num_threads: of PyTorch
@@ -113,10 +115,21 @@ class Run:
     seed: int
     timesteps: int
     eval_freq: int
+    action_repeat: int
     eval_episodes: int
     device: str
     num_threads: int
     gym_packages: tuple[str, ...]
+
+    @property
+    def zoo_timesteps(self) -> int:
+        """Length of the training as the zoo counts"""
+        return max(self.timesteps // self.action_repeat, 1)
+
+    @property
+    def zoo_eval_freq(self) -> int:
+        """Timesteps between two evaluations as the zoo counts"""
+        return max(self.eval_freq // self.action_repeat, 1)
 
     @property
     def name(self) -> str:
@@ -172,6 +185,7 @@ def runs_of(plan: Plan, study: Path) -> list[Run]:
             algo=arm.algo,
             env=env,
             seed=seed,
+            action_repeat=action_repeat(arm.hyperparams[env]),
             eval_episodes=plan.eval_episodes,
             device=plan.device,
             num_threads=plan.num_threads,
@@ -188,11 +202,11 @@ def runs_of(plan: Plan, study: Path) -> list[Run]:
 def settings_of(entry: Entry, timesteps: int | None, eval_freq: int | None) -> Settings:
     """
     :param entry: hyperparameters of the first arm in an env: all arms train alike
-    :param timesteps: length of a training; None: the entry's
-    :param eval_freq: env timesteps between two evaluations; None: ``EVALUATIONS`` of them
+    :param timesteps: length of a training in env steps; None: the entry's
+    :param eval_freq: env steps between two evaluations; None: ``EVALUATIONS`` of them
     :return: how to train in the env
     """
-    timesteps = timesteps or int(entry["n_timesteps"])
+    timesteps = timesteps or int(entry["n_timesteps"]) * action_repeat(entry)
     return Settings(timesteps, eval_freq or max(timesteps // EVALUATIONS, 1))
 
 

@@ -19,7 +19,7 @@ class Evaluations:
     """
     The evaluations while training, from the zoo's ``evaluations.npz``.
 
-    :param timesteps: env timesteps before each evaluation
+    :param timesteps: env steps before each evaluation
     :param returns: for each evaluation, the returns of its episodes
     """
 
@@ -32,7 +32,7 @@ class TrainingReturns:
     """
     The episodes of the training, from its ``monitor.csv``.
 
-    :param timesteps: env timesteps of the training at the end of each episode
+    :param timesteps: env steps of the training at the end of each episode
     :param returns: return of each episode, as the env gave it
     """
 
@@ -45,7 +45,7 @@ class ValueEstimate:
     """
     What the critic says of the start states, and what the policy gets from there (Fujimoto et al. 2018, figure 1).
 
-    :param timesteps: env timesteps before the agent was saved
+    :param timesteps: env steps before the agent was saved
     :param estimated: mean of Q1(s_0, π(s_0))
     :param monte_carlo: mean of the discounted sum of rewards from s_0 on, in the units that the critic learned
     :param n_states: number of start states
@@ -66,12 +66,12 @@ class RunRecord:
     :param algo: name of the algorithm in the zoo
     :param env: id of the env
     :param seed: seed of the training
-    :param timesteps: length of the training in env timesteps
+    :param timesteps: length of the training in env steps
     :param command: the zoo's command line
     :param training_seconds: duration of the training with its evaluations, in seconds
     :param steps_per_second: ``timesteps / training_seconds``
     :param final_returns: returns of the last agent, deterministic; episode i has the same start in all runs of an env
-    :param final_lengths: lengths of these episodes in env timesteps
+    :param final_lengths: lengths of these episodes in env steps
     :param best_returns: returns of the best agent of the evaluations from the same starts; None: there is none
     :param evaluations: the evaluations while training
     :param value_estimates: values of the start states; None: the algorithm has no Q critic

@@ -84,17 +84,17 @@ def zoo_command(run: Run) -> list[str]:
         "--algo": run.algo,
         "--env": run.env,
         "--seed": run.seed,
-        "-n": run.timesteps,
+        "-n": run.zoo_timesteps,
         "-f": run.workplace,
         "--conf-file": run.study / "hyperparams" / f"{run.arm}.yml",
         "--num-threads": run.num_threads,
         "--device": run.device,
-        "--eval-freq": run.eval_freq,
+        "--eval-freq": run.zoo_eval_freq,
         "--eval-episodes": run.eval_episodes,
     }
     if measure.has_critic(run.algo):
         # Agents for the comparison of values and returns, and checkpoints of td3x
-        options["--save-freq"] = run.eval_freq
+        options["--save-freq"] = run.zoo_eval_freq
     parts = [str(part) for option in options.items() for part in option]
     packages = ["--gym-packages", *run.gym_packages] if run.gym_packages else []
     return [sys.executable, "-m", "rl_zoo3.train", *parts, *packages]
@@ -187,7 +187,7 @@ def _train(run: Run) -> None:
     run.workplace.mkdir(parents=True)
     timing = _Timing(timing.path)
     if not _train_part(run, timing, zoo_command(run)[2:]):
-        raise RunError(f"the training ended without its {run.timesteps} timesteps, see {run.failure}")
+        raise RunError(f"the training ended without its {run.zoo_timesteps} timesteps, see {run.failure}")
 
 
 def _train_part(run: Run, timing: _Timing, module: list[str]) -> bool:
@@ -209,7 +209,7 @@ def _train_part(run: Run, timing: _Timing, module: list[str]) -> bool:
                 seen, timing.seconds = newest, before + time.perf_counter() - start
                 timing.write()
     # An interrupted zoo saves its agent too, and ends well
-    whole = process.returncode == 0 and measure.agent_timesteps(_trained(run).last_agent) >= run.timesteps
+    whole = process.returncode == 0 and measure.agent_timesteps(_trained(run).last_agent) >= run.zoo_timesteps
     if whole:
         timing.seconds, timing.finished = before + time.perf_counter() - start, True
         timing.write()

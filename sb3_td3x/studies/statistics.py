@@ -30,7 +30,7 @@ class Curve:
     """
     A quantity over the training.
 
-    :param timesteps: env timesteps, those that all seeds of the arm have, of shape (n_points,)
+    :param timesteps: env steps, those that all seeds of the arm have, of shape (n_points,)
     :param runs: of each seed, of shape (n_seeds, n_points)
     :param estimate: over the seeds, of n_points quantities
     """
