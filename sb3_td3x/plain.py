@@ -32,7 +32,7 @@ from torch import nn
 from sb3_td3x import policies
 from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.schedules import SimpleLinearSchedule
-from sb3_td3x.shaping import FallPenalty, RewardClip, RewardScale, ShapingChain
+from sb3_td3x.shaping import OF_NUMBERS, FallPenalty, RewardClip, RewardOffset, RewardScale, ShapingChain
 from sb3_td3x.unpickling import Pickled
 
 _TAG = ":plain:"
@@ -226,11 +226,12 @@ _ALL_KINDS = (
     _of_numbers(SimpleLinearSchedule, "initial_value"),
     _of_numbers(FallPenalty, "threshold", "penalty"),
     _of_numbers(RewardScale, "scale"),
+    _of_numbers(RewardOffset, "offset"),
     _of_numbers(RewardClip, "low", "high"),
     _Kind(
         ShapingChain,
         ("hooks", "changes_terminations"),
-        lambda state: ShapingChain([_instance(h, FallPenalty | RewardScale | RewardClip) for h in state["hooks"]]),
+        lambda state: ShapingChain([_instance(h, OF_NUMBERS) for h in state["hooks"]]),
     ),
     _Kind(RunningMeanStd, ("mean", "var", "count"), _running_mean_std),
     _Kind(

@@ -125,6 +125,22 @@ class RewardScale(RewardShaping):
         return batch.rewards * self.scale, batch.terminations
 
 
+class RewardOffset(RewardShaping):
+    """
+    Add a constant to the rewards. A negative one is a price of time, for agents that dawdle until the time limit. It
+    changes which policy is optimal (Ng, Harada and Russell 1999), so keep it small beside what there is to win.
+
+    :param offset: The constant, in the unit of the environment's reward
+    :raises ValueError: if it is not finite
+    """
+
+    def __init__(self, offset: float) -> None:
+        self.offset = check_number("offset", offset)
+
+    def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        return batch.rewards + self.offset, batch.terminations
+
+
 class RewardClip(RewardShaping):
     """
     Clip the rewards.
@@ -251,7 +267,7 @@ def check_built_in(spec: Any) -> None:
             check_built_in(hook)
         return
     name, kwargs = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
-    plain = {f"{__name__}.{hook.__name__}" for hook in (FallPenalty, RewardScale, RewardClip)}
+    plain = {f"{__name__}.{hook.__name__}" for hook in OF_NUMBERS}
     numbers = (kwargs or {}).values() if isinstance(kwargs, dict | None) else [kwargs]
     if spec is None or isinstance(spec, RewardShaping):
         return
@@ -414,4 +430,6 @@ def _check_arguments(argument: str, spec: Any, target: Callable[..., Any], kwarg
         ) from error
 
 
-BUILT_IN = (FallPenalty, RewardScale, RewardClip, PotentialShaping)
+# Their arguments are numbers
+OF_NUMBERS = (FallPenalty, RewardScale, RewardOffset, RewardClip)
+BUILT_IN = (*OF_NUMBERS, PotentialShaping)

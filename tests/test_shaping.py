@@ -14,6 +14,7 @@ from sb3_td3x.shaping import (
     FunctionShaping,
     PotentialShaping,
     RewardClip,
+    RewardOffset,
     RewardScale,
     RewardShaping,
     ShapingBatch,
@@ -136,9 +137,13 @@ def test_fall_penalty_with_other_numbers() -> None:
     np.testing.assert_array_equal(terminations, [True, True, False])
 
 
-def test_scale_and_clip_leave_terminations() -> None:
+def test_scale_offset_and_clip_leave_terminations() -> None:
     batch = make_batch([-3.0, 0.5, 4.0], [True, False, False], [False, True, False])
-    for hook, expected in ((RewardScale(0.1), [-0.3, 0.05, 0.4]), (RewardClip(-1.0, 1.0), [-1.0, 0.5, 1.0])):
+    for hook, expected in (
+        (RewardScale(0.1), [-0.3, 0.05, 0.4]),
+        (RewardOffset(-0.5), [-3.5, 0.0, 3.5]),
+        (RewardClip(-1.0, 1.0), [-1.0, 0.5, 1.0]),
+    ):
         rewards, terminations = shape(hook, batch)
         np.testing.assert_allclose(rewards, expected, rtol=1e-6)
         np.testing.assert_array_equal(terminations, batch.terminations)
@@ -448,6 +453,7 @@ NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), "one", None, True, [1.0
         (FallPenalty, "threshold", NO_NUMBERS),
         (FallPenalty, "penalty", NO_NUMBERS),
         (RewardScale, "scale", [*NO_NUMBERS, 0, -1.0]),
+        (RewardOffset, "offset", NO_NUMBERS),
         (functools.partial(RewardClip, high=1.0), "low", [*NO_NUMBERS, 1.0, 2.0]),
         (functools.partial(RewardClip, low=-1.0), "high", NO_NUMBERS),
     ],
@@ -549,6 +555,7 @@ def test_a_hook_cannot_change_infos_or_share_its_output() -> None:
 SAVED_HOOKS = [
     FallPenalty(-50.0, -5.0),
     RewardScale(0.5),
+    RewardOffset(-0.1),
     RewardClip(-1.0, 1.0),
     PotentialShaping(first_entry),
     FunctionShaping(add_bonus),
