@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import yaml
+from rl_zoo3.utils import get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.schedules import make_schedule
+from sb3_td3x.studies.arms import action_repeat
 
 ENV_ID = "LunarLanderContinuous-v3"
 THRESHOLD = 200.0
@@ -28,18 +31,20 @@ class StopWhenSolved(BaseCallback):
     """
     Ends a training whose agent's mean return over some episodes passes a bar, and keeps the time.
 
+    :param eval_env: where it is evaluated
     :param threshold: the bar
-    :param eval_freq: env steps between evaluations
+    :param eval_freq: timesteps between evaluations
     :param n_eval_episodes: episodes in each
     """
 
-    def __init__(self, threshold: float, eval_freq: int, n_eval_episodes: int):
+    def __init__(self, eval_env: VecEnv, threshold: float, eval_freq: int, n_eval_episodes: int):
         super().__init__()
+        self._eval_env = eval_env
         self.threshold = threshold
         self.eval_freq = eval_freq
         self.n_eval_episodes = n_eval_episodes
         self.seconds = 0.0
-        # Of each evaluation, the env steps and the seconds of training before it and the mean return
+        # Of each evaluation, the timesteps and the seconds of training before it and the mean return
         self.evaluations: list[tuple[int, float, float]] = []
 
     @property
@@ -48,7 +53,6 @@ class StopWhenSolved(BaseCallback):
         return bool(self.evaluations) and self.evaluations[-1][2] >= self.threshold
 
     def _on_training_start(self) -> None:
-        self._eval_env = make_vec_env(ENV_ID, seed=EVAL_SEED)
         self._start = time.perf_counter()
 
     def _on_step(self) -> bool:
@@ -83,16 +87,19 @@ class Solver:
         arguments = {name: value for name, value in arguments.items() if name in known}
         if precision != "float32":
             arguments["precision"] = precision
-        self._model = algorithm(env=ENV_ID, seed=seed, device="cpu", **arguments)
-        self._callback = StopWhenSolved(THRESHOLD, EVAL_FREQ, N_EVAL_EPISODES)
+        self._action_repeat = action_repeat(hyperparams)
+        wrapper = get_wrapper_class(hyperparams)
+        env, eval_env = (make_vec_env(ENV_ID, seed=env_seed, wrapper_class=wrapper) for env_seed in (seed, EVAL_SEED))
+        self._model = algorithm(env=env, seed=seed, device="cpu", **arguments)
+        self._callback = StopWhenSolved(eval_env, THRESHOLD, EVAL_FREQ // self._action_repeat, N_EVAL_EPISODES)
 
     def advance(self, steps: int) -> int:
         """
         :param steps: env steps after which a training ends that has not solved the environment
         :return: env steps that it took
         """
-        self._model.learn(steps, callback=self._callback)
-        return self._model.num_timesteps
+        self._model.learn(steps // self._action_repeat, callback=self._callback)
+        return self._model.num_timesteps * self._action_repeat
 
     def figures(self) -> dict[str, Any]:
         """
@@ -101,7 +108,9 @@ class Solver:
         return {
             "solved": self._callback.solved,
             "train_seconds": self._callback.seconds,
-            "evaluations": self._callback.evaluations,
+            "evaluations": [
+                (timesteps * self._action_repeat, *others) for timesteps, *others in self._callback.evaluations
+            ],
             "left_out": self._left_out,
         }
 
@@ -120,7 +129,8 @@ def parse_hyperparams(entry: dict[str, Any]) -> dict[str, Any]:
     :param entry: hyperparameters in the zoo's notation
     :return: the same as arguments of an algorithm
     """
-    arguments = {name: value for name, value in entry.items() if name not in ("n_timesteps", "noise_type", "noise_std")}
+    of_the_zoo = ("n_timesteps", "env_wrapper", "noise_type", "noise_std")
+    arguments = {name: value for name, value in entry.items() if name not in of_the_zoo}
     assert entry["noise_type"] == "normal"
     action_dim = 2
     arguments["action_noise"] = NormalActionNoise(np.zeros(action_dim), np.full(action_dim, entry["noise_std"]))

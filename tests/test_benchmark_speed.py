@@ -142,7 +142,7 @@ def test_hyperparams_of_solve_are_the_yaml_entry() -> None:
     assert arguments["policy_kwargs"] == {"net_arch": [256, 256]}
     assert arguments["learning_rate"](1.0) == float(entry["learning_rate"].removeprefix("lin_"))
     np.testing.assert_array_equal(arguments["action_noise"]._sigma, [entry["noise_std"]] * 2)
-    assert arguments.keys() & {"n_timesteps", "noise_type", "noise_std"} == set()
+    assert arguments.keys() & {"n_timesteps", "env_wrapper", "noise_type", "noise_std"} == set()
     TD3X(env="Pendulum-v1", **{**arguments, "action_noise": None})
 
 
@@ -151,12 +151,13 @@ def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.Mo
         monkeypatch.setattr(speed_solve, name, value)
     entry = read_hyperparams(ROOT / "hyperparams" / "td3x.yml")
     solver = speed_solve.Solver(TD3, "float32", entry, seed=1)
-    assert solver.advance(100) == 20
+    # After six decisions of three env steps each
+    assert solver.advance(100) == 18
     figures = json.loads(json.dumps(solver.figures()))
     assert figures["solved"] is True
-    assert figures["left_out"] == ["action_noise_decay", "action_noise_min_scale"]
+    assert figures["left_out"] == ["action_noise_decay", "action_noise_min_scale", "reward_shaping"]
     ((steps, seconds, _),) = figures["evaluations"]
-    assert steps == 20
+    assert steps == 18
     assert seconds == pytest.approx(figures["train_seconds"], abs=0.1)
     assert figures["train_seconds"] > 0
 
