@@ -27,6 +27,7 @@ import numpy as np
 from rliable import library as rly  # type: ignore[import-untyped]
 from rliable import metrics
 
+from sb3_td3x.studies.arms import action_repeat, entries_of, entry_of
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, play_episodes
 
@@ -47,7 +48,7 @@ class Study:
     :param env: id of the environment
     :param algos: names of the algorithms in the zoo; the first is compared with each of the others
     :param seeds: one training for each algorithm and seed
-    :param steps: length of a training as the zoo counts (an action that a wrapper repeats is one step)
+    :param steps: length of a training in env steps; the zoo counts fewer where a wrapper repeats actions
     :param peer_steps: length of the trainings of the other algorithms; None: the same
     :param bar: the mean return that every agent of the first algorithm must reach; None: compare with the peers
     :param params: hyperparameters that differ from the zoo's files, as for the zoo's ``-params``, for all algorithms
@@ -79,7 +80,7 @@ TD3_PENDULUM = (
 STUDIES = {
     "parity": Study("Pendulum-v1", ("td3x", "td3"), range(1, 11), 20_000, params=TD3_PENDULUM),
     "pendulum": Study("Pendulum-v1", ("td3x", "td3", "sac", "tqc"), range(1, 6), 10_000, peer_steps=20_000),
-    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 100_000, bar=200.0),
+    "lunarlander": Study("LunarLanderContinuous-v3", ("td3x",), (1, 2), 300_000, bar=200.0),
     "hardcore": Study("BipedalWalkerHardcore-v3", ("td3x",), (1,), 100_000, bar=-80.0),
 }
 
@@ -92,7 +93,7 @@ class Run:
     :param env: id of the environment
     :param algo: name of the algorithm in the zoo
     :param seed: seed of the training
-    :param steps: its length as the zoo counts
+    :param steps: its length in env steps
     :param folder: the zoo's log folder for this run alone
     :param params: hyperparameters to change, as for the zoo's ``-params``
     """
@@ -110,16 +111,21 @@ class Run:
         return self.folder / self.algo / f"{self.env}_1"
 
     @property
+    def zoo_timesteps(self) -> int:
+        """Its length as the zoo counts: an action that a wrapper repeats is one timestep"""
+        return self.steps // action_repeat(entry_of(entries_of(self.algo), self.algo, self.env))
+
+    @property
     def command(self) -> list[str]:
         """The training as a command line"""
         options = {
             "--algo": self.algo,
             "--env": self.env,
             "--seed": self.seed,
-            "-n": self.steps,
+            "-n": self.zoo_timesteps,
             "-f": self.folder,
             "--num-threads": 1,
-            "--eval-freq": max(self.steps // 10, 1),
+            "--eval-freq": max(self.zoo_timesteps // 10, 1),
             "--eval-episodes": 10,
             "--device": "cpu",
         }
@@ -135,7 +141,7 @@ class Run:
             asked = int(json.loads(self.timing_path.read_text())["steps"])
         except (OSError, KeyError, ValueError):
             return False
-        return agent_timesteps(self.run_path / f"{self.env}.zip") >= self.steps == asked
+        return asked == self.steps and agent_timesteps(self.run_path / f"{self.env}.zip") >= self.zoo_timesteps
 
     @property
     def timing_path(self) -> Path:

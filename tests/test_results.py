@@ -112,7 +112,15 @@ def test_parity_is_with_the_hyperparameters_of_the_zoos_td3(results: ModuleType)
     # The zoo takes this from an entry, and names no value where it is SB3's default
     params = dict(text.split(":", 1) for text in results.STUDIES["parity"].params)
     changed = {name: value if name == "policy_kwargs" else int(value) for name, value in params.items()}
+    changed["n_timesteps"] = results.STUDIES["parity"].steps
     assert {**own, **changed} == {"batch_size": TD3("MlpPolicy", "Pendulum-v1").batch_size, **zoos}
+
+
+def test_repeated_actions_count_as_env_steps(results: ModuleType) -> None:
+    run = results.make_runs(results.STUDIES["lunarlander"], Path("logs"))[0]
+    # Three env steps a decision
+    assert (run.steps, run.zoo_timesteps) == (300_000, 100_000)
+    assert run.command[run.command.index("-n") + 1] == "100000"
 
 
 def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp_path: Path) -> None:

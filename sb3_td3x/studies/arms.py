@@ -40,7 +40,7 @@ DECAY_HALVINGS = 5
 DECAY_MIN_SCALE = 0.1
 # Where the entry has no shaping, and for envs in which a fall costs -100 only; as for BipedalWalkerHardcore
 FALL_SHAPING = [
-    {"sb3_td3x.shaping.FallPenalty": {"threshold": -100.0, "penalty": -1.0}},
+    {"sb3_td3x.shaping.FallPenalty": {"threshold": -90.0, "penalty": -1.0}},
     {"sb3_td3x.shaping.RewardScale": {"scale": 5.0}},
 ]
 FALL_ENVS = "BipedalWalker"
