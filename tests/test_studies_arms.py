@@ -79,9 +79,16 @@ def test_decay_and_shaping_are_switched(capsys: pytest.CaptureFixture[str]) -> N
     assert decay["action_noise_min_scale"] == 0.1
     assert changes(arms, "no-decay", LUNAR) == {"action_noise_decay": None, "action_noise_min_scale": None}
     assert changes(arms, "no-shaping", HARDCORE) == {"reward_shaping": None}
-    shaping = changes(arms, "shaping", WALKER)["reward_shaping"]
-    assert shaping == arms[0].hyperparams[HARDCORE]["reward_shaping"]
-    assert {arm.name: list(arm.hyperparams) for arm in arms}["decay"] == [PENDULUM, WALKER, HARDCORE]
+    switched = {arm.name: list(arm.hyperparams) for arm in arms}
+    assert (switched["decay"], switched["no-decay"]) == ([PENDULUM], [LUNAR, WALKER, HARDCORE])
+    assert switched["no-shaping"] == [LUNAR, WALKER, HARDCORE]
+
+
+def test_shaping_where_the_entry_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "plain.yml"
+    file.write_text(yaml.safe_dump({WALKER: {"n_timesteps": 1000, "policy": "MlpPolicy"}}))
+    shaped = changes(ablation_arms([WALKER], conf_file=file), "shaping", WALKER)["reward_shaping"]
+    assert shaped == ablation_arms([HARDCORE])[0].hyperparams[HARDCORE]["reward_shaping"]
 
 
 def test_every_arm_can_be_constructed_and_learns(tmp_path: Path) -> None:
@@ -107,7 +114,7 @@ def test_every_arm_can_be_constructed_and_learns(tmp_path: Path) -> None:
 def test_every_arm_of_the_other_environments_can_be_constructed(tmp_path: Path, env: str) -> None:
     for arm in ablation_arms([env]):
         model = construct(arm, env, tmp_path)
-        assert model.policy.net_arch == ([256, 256] if env == LUNAR else [400, 300])
+        assert model.policy.net_arch == [256, 256]
 
 
 def test_equal_arms_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
