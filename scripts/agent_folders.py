@@ -39,7 +39,8 @@ class Seed:
     :param seed: seed of the training
     :param command: what trained it
     :param timesteps: env steps of the whole training
-    :param training_seconds: its wall-clock time with its evaluations, until the end of its last episode
+    :param training_seconds: its wall-clock time with its evaluations, until the end of its last episode;
+        not counted is what lies between an interruption and its resumption
     :param machine: processor, system and versions
     :param selection: for each candidate, its returns on the selection's seeds
     :param selected: the candidate with the highest mean of these

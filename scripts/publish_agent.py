@@ -51,6 +51,9 @@ _EVALUATED = {
     "--env-kwargs": "env_kwargs",
     "--eval-env-kwargs": "eval_env_kwargs",
 }
+# So long between the ends of two episodes, in seconds, that the training was not running: an episode and an evaluation
+# take some minutes at most
+_STANDSTILL = 1800
 # Followed by what ends a name, lest it be found by chance among the networks' numbers
 _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
 
@@ -104,6 +107,16 @@ class Run:
         trained = self.trained
         paths = [trained.last_agent, trained.best_agent, *trained.saved_agents().values()]
         return [path.name for path in paths if path.is_file()]
+
+
+def training_seconds(folder: Path) -> float:
+    """
+    :param folder: of a run, with its ``Monitor``'s files
+    :return: wall-clock time of the training until the end of its last episode, in seconds, without the time for which
+        it stood still before it was resumed
+    """
+    between_episodes = np.diff(load_results(str(folder))["t"], prepend=0.0)
+    return float(between_episodes[between_episodes < _STANDSTILL].sum())
 
 
 def without_folders(value: Any) -> Any:
@@ -166,7 +179,7 @@ def examine(run: Run, n_selection: int, n_test: int, cpu: str | None) -> Seed:
         seed=run.args["seed"],
         command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
         timesteps=agent_timesteps(run.trained.last_agent) * run.trained.action_repeat,
-        training_seconds=round(float(load_results(str(run.folder))["t"].max()), 1),
+        training_seconds=round(training_seconds(run.folder), 1),
         machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
         selection=selection,
         selected=selected,

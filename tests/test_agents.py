@@ -188,6 +188,14 @@ def test_layout(published: Path) -> None:
     publish_agent.check_portable(folder)
 
 
+def test_the_time_between_an_interruption_and_its_resumption_is_no_training(tmp_path: Path) -> None:
+    for idx, times in enumerate(([1.5, 60.0, 7260.0, 7300.5], [30.0, 7290.0])):
+        rows = "".join(f"-1.0,10,{t}\n" for t in times)
+        (tmp_path / f"{idx}.monitor.csv").write_text('#{"t_start": 100.0, "env_id": "E"}\nr,l,t\n' + rows)
+    # 60 seconds before the pause, 40.5 from the first episode after it
+    assert publish_agent.training_seconds(tmp_path) == pytest.approx(60 + 40.5)
+
+
 def test_command_can_be_typed(published: Path) -> None:
     training = Training.read(find_agents(published)[0])
     words = shlex.split(training.seeds[0].command)
