@@ -32,7 +32,7 @@ from torch import nn
 from sb3_td3x import policies
 from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.schedules import SimpleLinearSchedule
-from sb3_td3x.shaping import OF_NUMBERS, FallPenalty, RewardClip, RewardOffset, RewardScale, ShapingChain
+from sb3_td3x.shaping import OF_NUMBERS, ActionCost, FallPenalty, RewardClip, RewardOffset, RewardScale, ShapingChain
 from sb3_td3x.unpickling import Pickled
 
 _TAG = ":plain:"
@@ -228,6 +228,7 @@ _ALL_KINDS = (
     _of_numbers(RewardScale, "scale"),
     _of_numbers(RewardOffset, "offset"),
     _of_numbers(RewardClip, "low", "high"),
+    _of_numbers(ActionCost, "weight"),
     _Kind(
         ShapingChain,
         ("hooks", "changes_terminations"),

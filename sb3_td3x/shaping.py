@@ -141,6 +141,24 @@ class RewardOffset(RewardShaping):
         return batch.rewards + self.offset, batch.terminations
 
 
+class ActionCost(RewardShaping):
+    """
+    Take a price of each action off the rewards: r - w Σ_i |a_i|. Where the environment has such a price of its own, as
+    BipedalWalker's for torque, a discounted agent pays too much of it: it gains from its reward coming sooner, the
+    undiscounted return does not. This raises the price.
+
+    :param weight: w, >= 0, in the unit of the environment's reward for each unit of the action space
+    :raises ValueError: if it is not finite or below 0
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.weight = check_number("weight", weight, low=0.0)
+
+    def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        sizes = np.abs(batch.actions).reshape(batch.n_envs, -1).sum(axis=1)
+        return batch.rewards - self.weight * sizes, batch.terminations
+
+
 class RewardClip(RewardShaping):
     """
     Clip the rewards.
@@ -431,5 +449,5 @@ def _check_arguments(argument: str, spec: Any, target: Callable[..., Any], kwarg
 
 
 # Their arguments are numbers
-OF_NUMBERS = (FallPenalty, RewardScale, RewardOffset, RewardClip)
+OF_NUMBERS = (FallPenalty, RewardScale, RewardOffset, RewardClip, ActionCost)
 BUILT_IN = (*OF_NUMBERS, PotentialShaping)

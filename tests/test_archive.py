@@ -33,7 +33,15 @@ from sb3_td3x.archive import open_agent, read_agent
 from sb3_td3x.inspection import describe_agent
 from sb3_td3x.plain import from_plain, to_plain
 from sb3_td3x.policies import TD3XPolicy
-from sb3_td3x.shaping import FallPenalty, RewardClip, RewardOffset, RewardScale, ShapingBatch, make_reward_shaping
+from sb3_td3x.shaping import (
+    ActionCost,
+    FallPenalty,
+    RewardClip,
+    RewardOffset,
+    RewardScale,
+    ShapingBatch,
+    make_reward_shaping,
+)
 
 
 def make(env: Any = None, **kwargs: Any) -> TD3X:
@@ -125,7 +133,9 @@ PLAIN: dict[str, Callable[[], TD3X]] = {
     "default": make,
     "zoo": zoo_agent,
     "her": her_agent,
-    "hooks": lambda: make(reward_shaping=[FallPenalty(), RewardScale(2.0), RewardOffset(-0.1), RewardClip(-1, 1)]),
+    "hooks": lambda: make(
+        reward_shaping=[FallPenalty(), RewardScale(2.0), RewardOffset(-0.1), ActionCost(0.1), RewardClip(-1, 1)]
+    ),
     "made hook": lambda: make(reward_shaping=make_reward_shaping([FallPenalty(), RewardScale(2.0)])),
     "schedule": lambda: make(learning_rate=FloatSchedule(LinearSchedule(1e-3, 1e-4, 0.5))),
     "path": lambda: make(tensorboard_log=pathlib.Path("logs")),

@@ -1,6 +1,7 @@
 import functools
 import pickle
 import re
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sb3_td3x.shaping import (
+    ActionCost,
     FallPenalty,
     FunctionShaping,
     PotentialShaping,
@@ -148,6 +150,15 @@ def test_scale_offset_and_clip_leave_terminations() -> None:
         np.testing.assert_allclose(rewards, expected, rtol=1e-6)
         np.testing.assert_array_equal(terminations, batch.terminations)
         assert not hook.changes_terminations
+
+
+@pytest.mark.parametrize("shape_of_actions", [(4,), (2, 2)])
+def test_action_cost(shape_of_actions: tuple[int, ...]) -> None:
+    actions = np.array([[0.5, -1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]]).reshape(2, *shape_of_actions)
+    batch = replace(make_batch([1.0, -2.0], [False, True]), actions=actions)
+    rewards, terminations = shape(ActionCost(0.1), batch)
+    np.testing.assert_allclose(rewards, [0.85, -2.2], rtol=1e-6)
+    np.testing.assert_array_equal(terminations, batch.terminations)
 
 
 def test_potential_difference_of_step_termination_and_truncation() -> None:
@@ -454,6 +465,7 @@ NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), "one", None, True, [1.0
         (FallPenalty, "penalty", NO_NUMBERS),
         (RewardScale, "scale", [*NO_NUMBERS, 0, -1.0]),
         (RewardOffset, "offset", NO_NUMBERS),
+        (ActionCost, "weight", [*NO_NUMBERS, -0.1]),
         (functools.partial(RewardClip, high=1.0), "low", [*NO_NUMBERS, 1.0, 2.0]),
         (functools.partial(RewardClip, low=-1.0), "high", NO_NUMBERS),
     ],
@@ -556,6 +568,7 @@ SAVED_HOOKS = [
     FallPenalty(-50.0, -5.0),
     RewardScale(0.5),
     RewardOffset(-0.1),
+    ActionCost(0.1),
     RewardClip(-1.0, 1.0),
     PotentialShaping(first_entry),
     FunctionShaping(add_bonus),
