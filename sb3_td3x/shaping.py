@@ -143,9 +143,8 @@ class RewardOffset(RewardShaping):
 
 class ActionCost(RewardShaping):
     """
-    Take a price of each action off the rewards: r - w Σ_i |a_i|. Where the environment has such a price of its own, as
-    BipedalWalker's for torque, a discounted agent pays too much of it: it gains from its reward coming sooner, the
-    undiscounted return does not. This raises the price.
+    Take a price of each action off the rewards: r - w Σ_i |a_i|, for agents that spend more on their actions than the
+    undiscounted return is worth, such as BipedalWalker's torque: a discount rewards haste.
 
     :param weight: w, >= 0, in the unit of the environment's reward for each unit of the action space
     :raises ValueError: if it is not finite or below 0

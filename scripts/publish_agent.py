@@ -37,6 +37,7 @@ from agent_folders import (
     Training,
     evaluate,
 )
+from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x import TD3X
@@ -157,18 +158,20 @@ def portable_command(command: str, args: dict[str, Any]) -> str:
     return shlex.join(result)
 
 
-def examine(run: Run, n_selection: int, n_test: int, cpu: str | None) -> Seed:
+def examine(run: Run, n_selection: int, n_test: int, cpu: str | None, n_jobs: int) -> Seed:
     """
     :param run: a finished training
     :param n_selection: number of episodes that select one of its agents
     :param n_test: number of episodes of the test
     :param cpu: processor that trained; None: this machine's
+    :param n_jobs: number of processes that play the selection
     :return: what there is to say of it
     """
-    selection: dict[str, list[float]] = {}
-    for name in run.candidates():
-        selection[name] = evaluate(run.folder, name, n_selection, SELECTION_SEED)
-        print(f"{run.folder.name}, {name}: {np.mean(selection[name]):.2f} at the selection", flush=True)
+    names = run.candidates()
+    played = Parallel(n_jobs)(delayed(evaluate)(run.folder, name, n_selection, SELECTION_SEED) for name in names)
+    selection: dict[str, list[float]] = dict(zip(names, played, strict=True))
+    for name, returns in selection.items():
+        print(f"{run.folder.name}, {name}: {np.mean(returns):.2f} at the selection", flush=True)
     # Of equals the first: the final agent
     selected = max(selection, key=lambda name: float(np.mean(selection[name])))
     test_returns = evaluate(run.folder, selected, n_test, TEST_SEED)
@@ -283,11 +286,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cpu", help="processor that trained, where it was another machine")
     parser.add_argument("--selection-episodes", type=int, default=N_SELECTION_EPISODES)
     parser.add_argument("--test-episodes", type=int, default=N_TEST_EPISODES)
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes that play the selection")
     args = parser.parse_args(arguments)
+    if args.jobs < 1:
+        parser.error(f"--jobs: {args.jobs} is not allowed, expected at least 1")
     runs = [Run(folder) for folder in args.runs]
     try:
         check_alike(runs)
-        seeds = [examine(run, args.selection_episodes, args.test_episodes, args.cpu) for run in runs]
+        seeds = [examine(run, args.selection_episodes, args.test_episodes, args.cpu, args.jobs) for run in runs]
         best = max(range(len(seeds)), key=lambda idx: float(np.mean(seeds[idx].selection[seeds[idx].selected])))
         training = Training(runs[best].args["env"], seeds[best].seed, sorted(seeds, key=lambda seed: seed.seed))
         folder = args.output / ALGO / f"{runs[best].config_folder.name}_1"
