@@ -156,7 +156,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def published(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where their agent was published."""
     output = tmp_path_factory.mktemp("published")
-    options = ["--selection-episodes", "3", "--test-episodes", "4", "--cpu", "a fast one"]
+    options = ["--selection-episodes", "3", "--test-episodes", "4", "--cpu", "a fast one", "--jobs", "2"]
     assert publish_agent.main([*map(str, runs), "-o", str(output), *options]) == 0
     return output
 
