@@ -37,7 +37,7 @@ class Recording:
     :param frames: the env's pictures, each of the state in which the action was chosen, (T, height, width, 3) uint8
     :param actions: the actions as the env got them, (T, d)
     :param rewards: the env's own rewards, neither normalized nor shaped, (T,)
-    :param fps: env steps for each second of the env's time
+    :param fps: steps for each second of the env's time; with repeated actions a step is several env steps
     """
 
     frames: np.ndarray = field(repr=False)
@@ -200,6 +200,7 @@ def record_episode(
     frames: list[np.ndarray] = []
     actions: list[np.ndarray] = []
     rewards: list[float] = []
+    n_env_steps = 0
     try:
         obs: Any = env.reset()
         state, start, return_so_far = None, np.ones(1, dtype=bool), 0.0
@@ -210,9 +211,14 @@ def record_episode(
             actions.append(np.array(action[0]).ravel())
             obs, step_rewards, start, infos = env.step(action)
             reward = float((step_rewards if normalize is None else normalize.get_original_reward())[0])
-            # The Monitor knows the rewards below all other wrappers; at the episode's end it tells their sum alone
+            n_env_steps += 1
+            # The Monitor knows the rewards below all other wrappers; at the episode's end it tells their sum and number
             if monitored and ("episode" in infos[0] or not start[0]):
-                episode_return = infos[0]["episode"]["r"] if start[0] else sum(env.get_attr("rewards")[0])
+                if start[0]:
+                    episode_return, n_env_steps = infos[0]["episode"]["r"], infos[0]["episode"]["l"]
+                else:
+                    monitor_rewards = env.get_attr("rewards")[0]
+                    episode_return, n_env_steps = sum(monitor_rewards), len(monitor_rewards)
                 reward = episode_return - return_so_far
                 return_so_far = episode_return
             rewards.append(reward)
@@ -220,7 +226,7 @@ def record_episode(
         if normalize is not None:
             normalize.training = was_training
     fps = env.get_attr("metadata")[0].get("render_fps") or _DEFAULT_FPS
-    return Recording(np.stack(frames), np.stack(actions), np.array(rewards), float(fps))
+    return Recording(np.stack(frames), np.stack(actions), np.array(rewards), float(fps) * len(rewards) / n_env_steps)
 
 
 def _one_rendering_env(env: gym.Env | VecEnv) -> VecEnv:

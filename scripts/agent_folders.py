@@ -16,6 +16,7 @@ from sb3_td3x.play import config_folder, load_player, make_env
 
 ALGO = "td3x"
 AGENTS_FOLDER = Path(__file__).parent.parent / "rl-trained-agents"
+PICTURES = Path(__file__).parent.parent / "docs" / "results"
 TRAINING_FILE = "training.json"
 FORMAT = 1
 

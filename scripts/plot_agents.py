@@ -11,7 +11,7 @@ from functools import reduce
 from pathlib import Path
 
 import numpy as np
-from agent_folders import AGENTS_FOLDER, ALGO, Training, find_agents
+from agent_folders import AGENTS_FOLDER, ALGO, PICTURES, Training, find_agents
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -20,7 +20,6 @@ from sb3_td3x.files import atomic_write
 from sb3_td3x.studies.bootstrap import column_means, estimate
 from sb3_td3x.studies.reference import references
 
-PICTURES = Path(__file__).parent.parent / "docs" / "results"
 # The zoo trained up to a hundred times as long; more of its curves than this would hide ours
 _MAX_TIMES_AS_LONG = 2.0
 # Okabe and Ito's colours for all kinds of colour vision

@@ -323,6 +323,17 @@ def test_learning_curves(published: Path, tmp_path: Path) -> None:
     assert labels == ["td3x, mean of 2 seeds", "95% interval"]
 
 
+def test_animation(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import animate_agent
+
+    arguments = ["-f", str(published), "-o", str(tmp_path), "--every", "50", "--width", "120"]
+    assert animate_agent.main([ENV, *arguments]) == 0
+    assert (tmp_path / f"{ENV}.gif").read_bytes().startswith(b"GIF8")
+    with pytest.raises(SystemExit):
+        animate_agent.main(["Pendulum", *arguments])
+    assert f"env Pendulum has no agent in {published}, expected one of {ENV}" in capsys.readouterr().err
+
+
 def test_no_agents(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="there are no agents"):
         evaluate_agents.main(["-f", str(tmp_path)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from envs import CountingEnv, tiny
 from PIL import Image
+from rl_zoo3.wrappers import FrameSkip
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
@@ -109,6 +110,18 @@ def test_rewards_are_raw_with_normalization_and_wrappers() -> None:
     assert env.training
     with pytest.raises(ValueError, match="no VecNormalize, but the env of the model has"):
         record_episode(model, rendering())
+
+
+def test_repeated_actions_play_at_the_envs_speed(tmp_path: pathlib.Path) -> None:
+    """As the zoo wraps: the Monitor counts env steps, below the wrapper that repeats them."""
+    venv = make_vec_env(PENDULUM, env_kwargs={"render_mode": "rgb_array"}, wrapper_class=FrameSkip)
+    model = TD3X("MlpPolicy", PENDULUM, **tiny())
+    whole = record_episode(model, venv)
+    assert (len(whole), whole.fps) == (50, 7.5)
+    part = record_episode(model, venv, max_steps=10)
+    assert (len(part), part.fps) == (10, 7.5)
+    part.save_gif(tmp_path / "part.gif")
+    assert sum(durations(Image.open(tmp_path / "part.gif"))) == 9 * 4 * 1000 // 30 + 1500
 
 
 def test_rewards_without_monitor() -> None:
