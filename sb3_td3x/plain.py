@@ -228,7 +228,7 @@ _ALL_KINDS = (
     _of_numbers(RewardScale, "scale"),
     _of_numbers(RewardOffset, "offset"),
     _of_numbers(RewardClip, "low", "high"),
-    _of_numbers(ActionCost, "weight"),
+    _of_numbers(ActionCost, "weight", "warmup"),
     _Kind(
         ShapingChain,
         ("hooks", "changes_terminations"),

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.validation import check_number
+from sb3_td3x.validation import check_integer, check_number
 
 Observations = np.ndarray | dict[str, np.ndarray]
 
@@ -44,6 +44,8 @@ class ShapingBatch:
         bool of shape (n_envs,); never True together with the termination
     :param infos: The info dictionary of every environment
     :param gamma: Discount factor of the algorithm
+    :param num_timesteps: Env timesteps of the training so far, of all environments, with this step; as
+        ``model.num_timesteps``
     """
 
     observations: Observations
@@ -54,6 +56,7 @@ class ShapingBatch:
     truncations: np.ndarray
     infos: Sequence[dict[str, Any]]
     gamma: float
+    num_timesteps: int
 
     @property
     def n_envs(self) -> int:
@@ -144,18 +147,23 @@ class RewardOffset(RewardShaping):
 class ActionCost(RewardShaping):
     """
     Take a price of each action off the rewards: r - w Σ_i |a_i|, for agents that spend more on their actions than the
-    undiscounted return is worth, such as BipedalWalker's torque: a discount rewards haste.
+    undiscounted return is worth, such as BipedalWalker's torque: a discount rewards haste. An agent that still has to
+    learn what its actions are good for may find that the cheapest is to end the episode: let the price rise slowly.
 
     :param weight: w, >= 0, in the unit of the environment's reward for each unit of the action space
-    :raises ValueError: if it is not finite or below 0
+    :param warmup: Env timesteps in which w rises from 0 to ``weight``, linearly; 0: it is ``weight`` from the start.
+        What is stored keeps the price of its time
+    :raises ValueError: if the weight is not finite or below 0, or the warmup no integer >= 0
     """
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, weight: float, warmup: int = 0) -> None:
         self.weight = check_number("weight", weight, low=0.0)
+        self.warmup = check_integer("warmup", warmup, low=0)
 
     def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
+        weight = self.weight * min(1.0, batch.num_timesteps / self.warmup if self.warmup else 1.0)
         sizes = np.abs(batch.actions).reshape(batch.n_envs, -1).sum(axis=1)
-        return batch.rewards - self.weight * sizes, batch.terminations
+        return batch.rewards - weight * sizes, batch.terminations
 
 
 class RewardClip(RewardShaping):

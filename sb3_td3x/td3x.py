@@ -513,7 +513,7 @@ class TD3X(OffPolicyAlgorithm):
         if self._shaping is not None:
             actions = self.policy.unscale_action(buffer_action)
             step = EnvStep(last_obs, actions, reward, next_obs, dones, infos)
-            reward, dones, infos = shape_step(self._shaping, step, self.gamma)
+            reward, dones, infos = shape_step(self._shaping, step, self.gamma, self.num_timesteps)
             if dones is not step.dones:
                 check_terminations_can_be_stored(self, self._shaping)
             self.logger.record_mean("rollout/shaped_reward_mean", float(reward.mean()))

@@ -62,7 +62,9 @@ def with_last_observations(
     return next_obs
 
 
-def shape_step(hook: RewardShaping, step: EnvStep, gamma: float) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
+def shape_step(
+    hook: RewardShaping, step: EnvStep, gamma: float, num_timesteps: int
+) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
     """
     An episode's end that the hook declares not terminal becomes a time-out, so that its value is bootstrapped
     and n-step sums do not cross the reset.
@@ -70,6 +72,7 @@ def shape_step(hook: RewardShaping, step: EnvStep, gamma: float) -> tuple[np.nda
     :param hook: the shaping hook
     :param step: what the envs gave
     :param gamma: the discount factor
+    :param num_timesteps: env timesteps of the training so far, with this step
     :return: rewards, dones and infos to store; the latter two are ``step``'s unless the hook changed terminations
     """
     timeouts = np.array([info.get("TimeLimit.truncated", False) for info in step.infos], dtype=bool)
@@ -83,6 +86,7 @@ def shape_step(hook: RewardShaping, step: EnvStep, gamma: float) -> tuple[np.nda
         truncations=dones & timeouts,
         infos=step.infos,
         gamma=gamma,
+        num_timesteps=num_timesteps,
     )
     rewards, terminations = shape(hook, batch)
     if (terminations == batch.terminations).all():

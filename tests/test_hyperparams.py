@@ -128,6 +128,7 @@ def test_hardcore_falls_cost_five(tmp_path: Path) -> None:
         truncations=np.zeros(3, bool),
         infos=[{}, {}, {}],
         gamma=0.99,
+        num_timesteps=1,
     )
     rewards, terminations = shape(hook, batch)
     np.testing.assert_allclose(rewards, [-5.0, -2.5, 1.5], rtol=1e-6)

@@ -35,6 +35,7 @@ def make_batch(
     observations: Any = None,
     next_observations: Any = None,
     gamma: float = 0.9,
+    num_timesteps: int = 1000,
 ) -> ShapingBatch:
     n_envs = len(rewards)
     no_flags = [False] * n_envs
@@ -48,6 +49,7 @@ def make_batch(
         truncations=np.array(no_flags if truncations is None else truncations, dtype=bool),
         infos=[{} for _ in range(n_envs)],
         gamma=gamma,
+        num_timesteps=num_timesteps,
     )
 
 
@@ -159,6 +161,13 @@ def test_action_cost(shape_of_actions: tuple[int, ...]) -> None:
     rewards, terminations = shape(ActionCost(0.1), batch)
     np.testing.assert_allclose(rewards, [0.85, -2.2], rtol=1e-6)
     np.testing.assert_array_equal(terminations, batch.terminations)
+
+
+@pytest.mark.parametrize(("num_timesteps", "price"), [(1, 0.0005), (50, 0.025), (200, 0.1), (1000, 0.1)])
+def test_action_cost_rises(num_timesteps: int, price: float) -> None:
+    batch = replace(make_batch([1.0], num_timesteps=num_timesteps), actions=np.array([[0.5, -2.0]]))
+    rewards, _ = shape(ActionCost(0.1, warmup=200), batch)
+    np.testing.assert_allclose(rewards, [1.0 - 2.5 * price], rtol=1e-6)
 
 
 def test_potential_difference_of_step_termination_and_truncation() -> None:
@@ -476,6 +485,12 @@ def test_bad_numbers(hook_class: Any, argument: str, values: list[Any]) -> None:
             hook_class(**{argument: value})
 
 
+@pytest.mark.parametrize("warmup", [-1, 0.5, "long", None, True, float("nan")])
+def test_bad_warmup(warmup: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"warmup={warmup!r} is not allowed, expected an integer >= 0")):
+        ActionCost(0.1, warmup)
+
+
 # shape: what a hook returns, and what it may touch
 
 
@@ -568,7 +583,7 @@ SAVED_HOOKS = [
     FallPenalty(-50.0, -5.0),
     RewardScale(0.5),
     RewardOffset(-0.1),
-    ActionCost(0.1),
+    ActionCost(0.1, 2000),
     RewardClip(-1.0, 1.0),
     PotentialShaping(first_entry),
     FunctionShaping(add_bonus),

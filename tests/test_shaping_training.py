@@ -101,6 +101,7 @@ def test_hook_sees_every_step_as_it_was(n_envs: int) -> None:
         stored = model.replay_buffer.actions[:40, env_idx]
         np.testing.assert_allclose(hook.seen("actions", env_idx), stored, rtol=0, atol=1e-6)
         assert_stored(model, env_idx, steps, 2 * steps.rewards, steps.terminations)
+    assert [batch.num_timesteps for batch in hook.batches] == [n_envs * (step + 1) for step in range(40)]
     for batch in hook.batches:
         assert (batch.n_envs, batch.gamma, len(batch.infos)) == (n_envs, 0.7, n_envs)
         assert batch.rewards.dtype == np.float32
