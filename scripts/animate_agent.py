@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Not one of the seeds that decide which agent is published, nor of those that say how good it is
     parser.add_argument("--seed", type=int, default=100_000, help="seed of the episode (default: %(default)s)")
     parser.add_argument("--every", type=int, help="shows each so-many-th step (default: so that there are 125 frames)")
-    parser.add_argument("--width", type=int, default=320, help="in pixels (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=400, help="in pixels (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, default=PICTURES, help="where the GIF goes")
     args = parser.parse_args(arguments)
     folders = {Training.read(folder).env: folder for folder in find_agents(args.folder)}

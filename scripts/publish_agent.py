@@ -168,9 +168,12 @@ def examine(run: Run, n_selection: int, n_test: int, cpu: str | None, n_jobs: in
     :return: what there is to say of it
     """
     names = run.candidates()
-    played = Parallel(n_jobs)(delayed(evaluate)(run.folder, name, n_selection, SELECTION_SEED) for name in names)
-    selection: dict[str, list[float]] = dict(zip(names, played, strict=True))
-    for name, returns in selection.items():
+    selection: dict[str, list[float]] = {}
+    # As a generator, so that each is reported when it has been played: there may be many, for half an hour
+    played = Parallel(n_jobs, return_as="generator")
+    tasks = (delayed(evaluate)(run.folder, name, n_selection, SELECTION_SEED) for name in names)
+    for name, returns in zip(names, played(tasks), strict=True):
+        selection[name] = returns
         print(f"{run.folder.name}, {name}: {np.mean(returns):.2f} at the selection", flush=True)
     # Of equals the first: the final agent
     selected = max(selection, key=lambda name: float(np.mean(selection[name])))
