@@ -224,7 +224,7 @@ _ALL_KINDS = (
     _of_numbers(ConstantSchedule, "val"),
     _of_numbers(LinearSchedule, "start", "end", "end_fraction"),
     _of_numbers(SimpleLinearSchedule, "initial_value"),
-    _of_numbers(FallPenalty, "threshold", "penalty"),
+    _of_numbers(FallPenalty, "threshold", "penalty", "initial_penalty", "warmup"),
     _of_numbers(RewardScale, "scale"),
     _of_numbers(RewardOffset, "offset"),
     _of_numbers(RewardClip, "low", "high"),

@@ -96,20 +96,32 @@ class FallPenalty(RewardShaping):
     Made for BipedalWalker, where -100 for a fall dwarfs the reward of a step. Source: ``reward_func`` in the
     training script that document 000 links to.
 
+    An agent that has to pay for falls from the start may find that the safest is to stand still; one that pays too
+    little stays careless, since a discounted fall costs less than the return that is lost with it: let the price rise.
+
     :param threshold: Rewards at or below it are falls, in the unit of the environment's reward
     :param penalty: Reward of a fall
-    :raises ValueError: if one of them is not finite
+    :param initial_penalty: Reward of a fall at the start, where there is a warmup
+    :param warmup: Env timesteps in which the reward of a fall moves from ``initial_penalty`` to ``penalty``, linearly;
+        0: it is ``penalty`` from the start. What is stored keeps the price of its time
+    :raises ValueError: if a reward is not finite, or the warmup no integer >= 0
     """
 
     changes_terminations = True
 
-    def __init__(self, threshold: float = -100.0, penalty: float = -1.0) -> None:
+    def __init__(
+        self, threshold: float = -100.0, penalty: float = -1.0, initial_penalty: float = -1.0, warmup: int = 0
+    ) -> None:
         self.threshold = check_number("threshold", threshold)
         self.penalty = check_number("penalty", penalty)
+        self.initial_penalty = check_number("initial_penalty", initial_penalty)
+        self.warmup = check_integer("warmup", warmup, low=0)
 
     def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
         fell = batch.rewards <= self.threshold
-        return np.where(fell, self.penalty, batch.rewards), fell
+        share = _warmed_up(batch, self.warmup)
+        penalty = (1 - share) * self.initial_penalty + share * self.penalty
+        return np.where(fell, penalty, batch.rewards), fell
 
 
 class RewardScale(RewardShaping):
@@ -161,7 +173,7 @@ class ActionCost(RewardShaping):
         self.warmup = check_integer("warmup", warmup, low=0)
 
     def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
-        weight = self.weight * min(1.0, batch.num_timesteps / self.warmup if self.warmup else 1.0)
+        weight = self.weight * _warmed_up(batch, self.warmup)
         sizes = np.abs(batch.actions).reshape(batch.n_envs, -1).sum(axis=1)
         return batch.rewards - weight * sizes, batch.terminations
 
@@ -262,6 +274,15 @@ class ShapingChain(RewardShaping):
 
     def __repr__(self) -> str:
         return f"ShapingChain({self.hooks!r})"
+
+
+def _warmed_up(batch: ShapingBatch, warmup: int) -> float:
+    """
+    :param batch: One step of all environments
+    :param warmup: Length of a warmup in env timesteps
+    :return: How much of it is over, from 0 to 1; 1 if there is none
+    """
+    return min(1.0, batch.num_timesteps / warmup) if warmup else 1.0
 
 
 def make_reward_shaping(spec: Any) -> RewardShaping | None:

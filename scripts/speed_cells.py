@@ -26,7 +26,7 @@ class Cell:
     :param gradient_steps: updates after each rollout
     :param buffer_size: transitions in the replay buffer, which is full from the start
     :param policy: the policy model
-    :param peers: what is compared; "floor" is the update's matrix products alone
+    :param peers: what is compared; "floor" has the steps of the environments and the updates' matrix products alone
     :param updates_only: whether updates alone are measured, instead of the whole training loop
     """
 
@@ -39,7 +39,7 @@ class Cell:
     gradient_steps: int = 1
     buffer_size: int = 1_000_000
     policy: str = "MlpPolicy"
-    peers: tuple[str, ...] = ("td3x", "sb3", "sbx")
+    peers: tuple[str, ...] = ("td3x", "sb3", "sbx", "floor")
     updates_only: bool = False
 
     @property

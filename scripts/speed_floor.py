@@ -88,17 +88,20 @@ class UpdateProducts:
         weights = [weight[0] for weight in self._critics.weights]
         self._critic_1 = Products(critic_sizes, batch_size, dtype, weights=weights)
         self._policy_delay = policy_delay
+        self._n_updates = 0
 
     def run(self, n_updates: int) -> None:
         """
-        :param n_updates: of how many updates; the actor's products come with the last of each ``policy_delay``
+        :param n_updates: of how many updates; the actor's products come with the last of each ``policy_delay``, counted
+            from call to call
         """
-        for update in range(1, n_updates + 1):
+        for _ in range(n_updates):
+            self._n_updates += 1
             self._actor_target.forward()
             self._critics_target.forward()
             self._critics.forward()
             self._critics.backward()
-            if update % self._policy_delay == 0:
+            if self._n_updates % self._policy_delay == 0:
                 self._actor.forward()
                 self._critic_1.forward()
                 self._critic_1.backward_to_input()

@@ -26,7 +26,8 @@ def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, floa
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """
     :param result: of a cell, with the segments and the figures of its peers
-    :return: the same with medians and ratios: TD3X's speed over the peer's, and its time over the floor's
+    :return: the same with medians and ratios: TD3X's speed over the peer's, and its time over the floor's; in
+        ``bounds`` the floor's speed over a peer's, which no implementation can pass
     """
     rates = {
         peer: [segment["steps"] / segment["seconds"] for segment in segments]
@@ -38,7 +39,9 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
         for peer, values in rates.items()
         if own and peer != "td3x"
     }
-    return {**result, "per_second": {peer: median(values) for peer, values in rates.items()}, "ratios": ratios}
+    bounds = {peer: ratio(rates["floor"], rates[peer]) for peer in ("sb3", "sbx") if {"floor", peer} <= rates.keys()}
+    per_second = {peer: median(values) for peer, values in rates.items()}
+    return {**result, "per_second": per_second, "ratios": ratios, "bounds": bounds}
 
 
 def format_speeds(results: Sequence[dict[str, Any]]) -> str:
@@ -54,6 +57,25 @@ def format_speeds(results: Sequence[dict[str, Any]]) -> str:
         ratios = [_entry(result, "ratios", peer, _format_ratio) for peer in peers]
         rows.append([result["cell"]["name"], *speeds, *ratios])
     return _table(["cell", *header], rows)
+
+
+def format_bounds(results: Sequence[dict[str, Any]]) -> str:
+    """
+    :param results: from ``summarize``, of whole training loops with their floors
+    :return: a Markdown table: how near TD3X is to the floor, and what the floor itself would gain over the peers
+    """
+    peers = LOOP_PEERS[1:]
+    rows = [
+        [
+            result["cell"]["name"],
+            _format_speed(result["per_second"]["floor"]),
+            _entry(result, "ratios", "floor", _format_ratio),
+            *(_entry(result, "bounds", peer, _format_ratio) for peer in peers),
+        ]
+        for result in results
+    ]
+    header = ["cell", "floor steps/s", "TD3X time / floor time", *(f"floor / {PEER_NAMES[peer]}" for peer in peers)]
+    return _table(header, rows)
 
 
 def format_memory(results: Sequence[dict[str, Any]]) -> str:
@@ -88,6 +110,8 @@ def format_report(results: Sequence[dict[str, Any]]) -> str:
     """
     loops = [result for result in results if not result["cell"]["updates_only"]]
     parts = [format_speeds(loops), format_memory(loops)] if loops else []
+    with_floor = [result for result in loops if "floor" in result["per_second"]]
+    parts += [format_bounds(with_floor)] if with_floor else []
     parts += [format_updates(result) for result in results if result["cell"]["updates_only"]]
     return "\n\n".join([*parts, *_missing_lines(results)])
 

@@ -23,6 +23,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import TD3X
 
@@ -94,7 +95,7 @@ class Updates(Training):
         return {**super().figures(), "flops_of_2_updates": count_flops(lambda: self.advance(2))}
 
 
-class Floor:
+class UpdateFloor:
     """
     The matrix products of a cell's updates.
 
@@ -103,19 +104,33 @@ class Floor:
     """
 
     def __init__(self, cell: Cell, precision: str):
-        with gym.make(cell.env) as env:
-            assert env.observation_space.shape is not None
-            assert env.action_space.shape is not None
-            (obs_dim,), (action_dim,) = env.observation_space.shape, env.action_space.shape
-        self._products = UpdateProducts(obs_dim, action_dim, cell.net_arch, cell.batch_size, getattr(th, precision))
-        warm_up(self.advance, 2)
+        self.cell = cell
+        self.env = make_cell_env(cell)
+        assert self.env.observation_space.shape is not None
+        assert self.env.action_space.shape is not None
+        (obs_dim,), (action_dim,) = self.env.observation_space.shape, self.env.action_space.shape
+        self.products = UpdateProducts(obs_dim, action_dim, cell.net_arch, cell.batch_size, getattr(th, precision))
+        self.env.reset()
+        warm_up(self.advance, cell.least_steps)
 
     def advance(self, steps: int) -> int:
-        self._products.run(steps)
+        self.products.run(steps)
         return steps
 
     def figures(self) -> dict[str, Any]:
-        return {"flops_of_2_updates": count_flops(lambda: self.advance(2))}
+        return {"flops_of_2_updates": count_flops(lambda: self.products.run(2))}
+
+
+class Floor(UpdateFloor):
+    """A training loop of nothing but steps of the environments, with random actions, and matrix products."""
+
+    def advance(self, steps: int) -> int:
+        n_rollouts = -(-steps // self.cell.least_steps)
+        for _ in range(n_rollouts):
+            for _ in range(self.cell.train_freq):
+                self.env.step(np.stack([self.env.action_space.sample() for _ in range(self.cell.n_envs)]))
+            self.products.run(self.cell.gradient_steps)
+        return n_rollouts * self.cell.least_steps
 
 
 def make_model(peer: str, cell: Cell, precision: str) -> OffPolicyAlgorithm:
@@ -125,7 +140,7 @@ def make_model(peer: str, cell: Cell, precision: str) -> OffPolicyAlgorithm:
     :param precision: TD3X's argument ``precision``
     :return: an agent, with the same hyperparameters for all peers
     """
-    env = make_vec_env(make_env, n_envs=cell.n_envs, seed=0, env_kwargs={"env_id": cell.env})
+    env = make_cell_env(cell)
     action_dim = env.action_space.shape[0]  # type: ignore[index]
     own_kwargs = {} if peer != "td3x" or precision == "float32" else {"precision": precision}
     model: OffPolicyAlgorithm = algorithm(peer)(
@@ -161,6 +176,14 @@ def algorithm(peer: str) -> Callable[..., Any]:
 
         return SBXTD3  # type: ignore[no-any-return, unused-ignore]
     return {"td3x": TD3X, "sb3": TD3}[peer]
+
+
+def make_cell_env(cell: Cell) -> VecEnv:
+    """
+    :param cell: a cell
+    :return: its environments, in ``Monitor`` and ``DummyVecEnv``
+    """
+    return make_vec_env(make_env, n_envs=cell.n_envs, seed=0, env_kwargs={"env_id": cell.env})
 
 
 def make_env(env_id: str) -> gym.Env:
@@ -237,7 +260,7 @@ def make_work(job: dict[str, Any]) -> Work:
         return Solver(algorithm(peer), precision=precision if peer == "td3x" else "float32", **job["solve"])
     cell = Cell(**job["cell"])
     if peer == "floor":
-        return Floor(cell, precision)
+        return (UpdateFloor if cell.updates_only else Floor)(cell, precision)
     return (Updates if cell.updates_only else Training)(peer, cell, precision)
 
 

@@ -134,7 +134,13 @@ PLAIN: dict[str, Callable[[], TD3X]] = {
     "zoo": zoo_agent,
     "her": her_agent,
     "hooks": lambda: make(
-        reward_shaping=[FallPenalty(), RewardScale(2.0), RewardOffset(-0.1), ActionCost(0.1, 50), RewardClip(-1, 1)]
+        reward_shaping=[
+            FallPenalty(warmup=9),
+            RewardScale(2.0),
+            RewardOffset(-0.1),
+            ActionCost(0.1, 5),
+            RewardClip(-1, 1),
+        ]
     ),
     "made hook": lambda: make(reward_shaping=make_reward_shaping([FallPenalty(), RewardScale(2.0)])),
     "schedule": lambda: make(learning_rate=FloatSchedule(LinearSchedule(1e-3, 1e-4, 0.5))),

@@ -50,6 +50,15 @@ def test_ratio_to_the_floor_is_that_of_times() -> None:
     assert make_result(segments=segments)["ratios"]["floor"]["median"] == pytest.approx(1.2)
 
 
+def test_the_floor_bounds_what_can_be_gained() -> None:
+    segments = make_result()["segments"] | {"floor": [{"steps": 100, "seconds": 0.5}, {"steps": 100, "seconds": 1.0}]}
+    result = make_result(segments=segments)
+    assert result["bounds"] == {"sb3": {"median": 4.5, "min": 4.0, "max": 5.0}}
+    table = speed_report.format_bounds([result])
+    assert table.splitlines()[2] == "| pendulum-64 | 150 | 2.00 (2.00 to 2.00) | 4.50 (4.00 to 5.00) | - |"
+    assert table in speed_report.format_report([result])
+
+
 def test_no_ratios_without_td3x() -> None:
     assert make_result(segments={"sb3": [{"steps": 100, "seconds": 1.0}]})["ratios"] == {}
 
@@ -102,8 +111,21 @@ def test_the_floor_has_the_products_of_an_update(batch_size: int) -> None:
     floor = UpdateProducts(obs_dim=3, action_dim=1, net_arch=[19, 13], batch_size=batch_size)
     flops = count_flops(lambda: model.train(gradient_steps=4, batch_size=batch_size))
     assert count_flops(lambda: floor.run(4)) == flops > 0
-    # Of two updates the first leaves the actor alone
-    assert count_flops(lambda: floor.run(1)) < flops / 4
+    # Of two updates the first leaves the actor alone, in one call or in two
+    first, second = (count_flops(lambda: floor.run(1)) for _ in range(2))
+    assert first < flops / 4 < second
+    assert first + second == flops / 2
+
+
+def test_the_floor_of_a_training_loop_steps_the_envs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = speed_cells.Cell("two-envs", "Pendulum-v1", (8,), 4, n_envs=2, train_freq=3, gradient_steps=5)
+    floor = speed_worker.Floor(cell, "float32")
+    calls: list[tuple[int, ...]] = []
+    monkeypatch.setattr(floor.env, "step", lambda actions: calls.append(actions.shape))
+    monkeypatch.setattr(floor.products, "run", lambda n_updates: calls.append((n_updates,)))
+    # 8 steps are two rollouts of 6, as SB3 does it
+    assert floor.advance(8) == 12
+    assert calls == 2 * [(2, 1), (2, 1), (2, 1), (5,)]
 
 
 def test_a_filled_replay_buffer_gives_its_batches_from_everywhere() -> None:

@@ -141,6 +141,14 @@ def test_fall_penalty_with_other_numbers() -> None:
     np.testing.assert_array_equal(terminations, [True, True, False])
 
 
+@pytest.mark.parametrize(("num_timesteps", "penalty"), [(1, -1.07), (100, -8.0), (200, -15.0), (1000, -15.0)])
+def test_fall_penalty_rises(num_timesteps: int, penalty: float) -> None:
+    hook = FallPenalty(penalty=-15.0, initial_penalty=-1.0, warmup=200)
+    rewards, terminations = shape(hook, make_batch([-100.0, 2.0], num_timesteps=num_timesteps))
+    np.testing.assert_allclose(rewards, [penalty, 2.0], rtol=1e-6)
+    np.testing.assert_array_equal(terminations, [True, False])
+
+
 def test_scale_offset_and_clip_leave_terminations() -> None:
     batch = make_batch([-3.0, 0.5, 4.0], [True, False, False], [False, True, False])
     for hook, expected in (
@@ -348,17 +356,21 @@ def test_no_hook_and_hooks_stay_as_they_are() -> None:
 
 
 FALL_PENALTY = "sb3_td3x.shaping.FallPenalty"
+DEFAULT_FALL_PENALTY = "FallPenalty(threshold=-100.0, penalty=-1.0, initial_penalty=-1.0, warmup=0)"
 SCALE = "sb3_td3x.shaping.RewardScale"
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        (FALL_PENALTY, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
-        ({FALL_PENALTY: None}, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
-        ({FALL_PENALTY: {}}, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
-        ({FALL_PENALTY: {"threshold": -50, "penalty": -5.0}}, "FallPenalty(threshold=-50.0, penalty=-5.0)"),
-        (FallPenalty, "FallPenalty(threshold=-100.0, penalty=-1.0)"),
+        (FALL_PENALTY, DEFAULT_FALL_PENALTY),
+        ({FALL_PENALTY: None}, DEFAULT_FALL_PENALTY),
+        ({FALL_PENALTY: {}}, DEFAULT_FALL_PENALTY),
+        (
+            {FALL_PENALTY: {"threshold": -50, "penalty": -5.0, "initial_penalty": 0, "warmup": 1e4}},
+            "FallPenalty(threshold=-50.0, penalty=-5.0, initial_penalty=0.0, warmup=10000)",
+        ),
+        (FallPenalty, DEFAULT_FALL_PENALTY),
         ({RewardScale: {"scale": 2}}, "RewardScale(scale=2.0)"),
         ({"sb3_td3x.shaping.RewardClip": {"low": -1, "high": 1}}, "RewardClip(low=-1.0, high=1.0)"),
         (
@@ -375,7 +387,7 @@ SCALE = "sb3_td3x.shaping.RewardScale"
         (f"{HERE}.a_hook", "RewardScale(scale=2.0)"),
         (
             [FALL_PENALTY, {SCALE: {"scale": 5}}],
-            "ShapingChain([FallPenalty(threshold=-100.0, penalty=-1.0), RewardScale(scale=5.0)])",
+            f"ShapingChain([{DEFAULT_FALL_PENALTY}, RewardScale(scale=5.0)])",
         ),
         ((RewardScale(1.0), [RewardScale(2.0)]), "ShapingChain([RewardScale(scale=1.0), RewardScale(scale=2.0)])"),
     ],
@@ -472,6 +484,7 @@ NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), "one", None, True, [1.0
     [
         (FallPenalty, "threshold", NO_NUMBERS),
         (FallPenalty, "penalty", NO_NUMBERS),
+        (FallPenalty, "initial_penalty", NO_NUMBERS),
         (RewardScale, "scale", [*NO_NUMBERS, 0, -1.0]),
         (RewardOffset, "offset", NO_NUMBERS),
         (ActionCost, "weight", [*NO_NUMBERS, -0.1]),
@@ -486,9 +499,10 @@ def test_bad_numbers(hook_class: Any, argument: str, values: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("warmup", [-1, 0.5, "long", None, True, float("nan")])
-def test_bad_warmup(warmup: Any) -> None:
+@pytest.mark.parametrize("hook_class", [functools.partial(ActionCost, 0.1), FallPenalty])
+def test_bad_warmup(hook_class: Any, warmup: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"warmup={warmup!r} is not allowed, expected an integer >= 0")):
-        ActionCost(0.1, warmup)
+        hook_class(warmup=warmup)
 
 
 # shape: what a hook returns, and what it may touch
@@ -580,7 +594,7 @@ def test_a_hook_cannot_change_infos_or_share_its_output() -> None:
 # Saving
 
 SAVED_HOOKS = [
-    FallPenalty(-50.0, -5.0),
+    FallPenalty(-50.0, -5.0, -2.0, 3000),
     RewardScale(0.5),
     RewardOffset(-0.1),
     ActionCost(0.1, 2000),

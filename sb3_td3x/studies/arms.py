@@ -38,7 +38,7 @@ _NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_mi
 # Where the entry has no decay: the noise halves this many times in a training, down to a floor
 DECAY_HALVINGS = 5
 DECAY_MIN_SCALE = 0.1
-# Where the entry has no shaping, and for envs in which a fall costs -100 only; as for BipedalWalkerHardcore
+# Where the entry has no shaping, and for envs in which a fall costs -100 only; as for BipedalWalkerHardcore at first
 FALL_SHAPING = [
     {"sb3_td3x.shaping.FallPenalty": {"threshold": -90.0, "penalty": -1.0}},
     {"sb3_td3x.shaping.RewardScale": {"scale": 5.0}},
