@@ -110,8 +110,9 @@ def test_document_004_stops_when_solved(tmp_path: Path) -> None:
     assert (type(callback).__name__, callback.threshold, callback.window) == ("StopWhenSolved", 200.0, 100)  # type: ignore[attr-defined]
 
 
-def test_hardcore_falls_cost_five(tmp_path: Path) -> None:
-    """A fall is -100, and -5 after the two hooks; other rewards count five times."""
+@pytest.mark.parametrize(("num_timesteps", "fall"), [(1, -5.0), (1_000_000, -100.0)])
+def test_hardcore_falls_cost_more_and_more(num_timesteps: int, fall: float) -> None:
+    """A fall is -100 to the env, -1 at the start and -20 at the end to the first hook; all rewards count five times."""
     import numpy as np
 
     from sb3_td3x.shaping import ShapingBatch, make_reward_shaping, shape
@@ -128,8 +129,8 @@ def test_hardcore_falls_cost_five(tmp_path: Path) -> None:
         truncations=np.zeros(3, bool),
         infos=[{}, {}, {}],
         gamma=0.99,
-        num_timesteps=1,
+        num_timesteps=num_timesteps,
     )
     rewards, terminations = shape(hook, batch)
-    np.testing.assert_allclose(rewards, [-5.0, -2.5, 1.5], rtol=1e-6)
+    np.testing.assert_allclose(rewards, [fall, -2.5, 1.5], rtol=1e-4)
     np.testing.assert_array_equal(terminations, flags)
