@@ -388,6 +388,7 @@ class TD3X(OffPolicyAlgorithm):
         :param with_actor: whether the actor and the targets are updated, too
         :return: the critics' loss, the mean of their values, and the actor's loss if it was updated
         """
+        batch = self._networks.prepare(batch)
         metrics = [*self._update_critics(batch)]
         if with_actor:
             metrics.append(self._update_actor(batch.observations))

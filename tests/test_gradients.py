@@ -12,9 +12,11 @@ import torch as th
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
-from sb3_td3x import TD3X, MlpPolicy
+from sb3_td3x import TD3X, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_td3x.gradients import (
     ACTIVATIONS,
     AutogradNetworks,
@@ -191,6 +193,37 @@ def test_this_processor_s_instructions_are_known() -> None:
 def test_other_networks_take_autograd(kwargs: dict[str, Any]) -> None:
     assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
     assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
+
+
+class OwnCnn(NatureCNN):
+    """A user's extractor, which may ask for memory in the usual order, as ``view`` does."""
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "kwargs", "channels_last"),
+    [
+        (CnnPolicy, {}, True),
+        (CnnPolicy, {"features_extractor_class": OwnCnn}, False),
+        (MultiInputPolicy, {}, True),
+    ],
+)
+def test_images_have_their_channels_last_in_memory(policy_class: Any, kwargs: Any, channels_last: bool) -> None:
+    """The numbers stay where they are in the tensor; vectors, and images for a user's own extractor, are left alone."""
+    image = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+    in_dict = policy_class is MultiInputPolicy
+    space = spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,))}) if in_dict else image
+    policy = policy_class(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4], **kwargs)
+    images = th.arange(5 * 3 * 36 * 40).reshape(5, 3, 36, 40).to(th.uint8)
+    vectors = th.rand(5, 2)
+    obs: Any = {"image": images, "vector": vectors} if in_dict else images
+    rewards = th.rand(5, 1)
+    prepared = make_networks(policy).prepare(ReplayBufferSamples(obs, th.rand(5, 2), obs, rewards, rewards))
+    for result in (prepared.observations, prepared.next_observations):
+        result_images = result["image"] if isinstance(result, dict) else result
+        th.testing.assert_close(result_images, images, rtol=0, atol=0)
+        assert result_images.is_contiguous(memory_format=th.channels_last) is channels_last
+        assert not isinstance(result, dict) or result["vector"] is vectors
+    assert prepared.rewards is rewards
 
 
 class StillPolicy(MlpPolicy):
