@@ -88,7 +88,13 @@ def test_shaping_where_the_entry_has_none(tmp_path: Path) -> None:
     file = tmp_path / "plain.yml"
     file.write_text(yaml.safe_dump({WALKER: {"n_timesteps": 1000, "policy": "MlpPolicy"}}))
     shaped = changes(ablation_arms([WALKER], conf_file=file), "shaping", WALKER)["reward_shaping"]
-    assert shaped == ablation_arms([HARDCORE])[0].hyperparams[HARDCORE]["reward_shaping"]
+    # As Hardcore's entry before the price of a fall rises there
+    (fall_penalty, scale) = ablation_arms([HARDCORE])[0].hyperparams[HARDCORE]["reward_shaping"]
+    ((path, arguments),) = fall_penalty.items()
+    assert shaped == [
+        {path: {"threshold": arguments["threshold"], "penalty": arguments["initial_penalty"]}},
+        scale,
+    ]
 
 
 def test_every_arm_can_be_constructed_and_learns(tmp_path: Path) -> None:
