@@ -6,13 +6,14 @@ perceptrons: the same numbers up to rounding, without autograd's overhead for ea
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import Actor as TD3Actor
@@ -206,7 +207,7 @@ class AutogradNetworks:
         self.policy = policy
         self._autocast = th.autocast(policy.device.type, th.bfloat16, enabled=bfloat16)
         # A user's own extractor may rely on the order of numbers in memory
-        self._channels_last = policy.device.type == "cpu" and policy.features_extractor_class in _CONVOLUTIONS
+        self._converts_images = policy.device.type == "cpu" and policy.features_extractor_class in _CONVOLUTIONS
         self.parameters: dict[str, list[th.Tensor]] = {
             name: list(getattr(policy, name).parameters()) for name in _NETWORK_NAMES
         }
@@ -229,17 +230,32 @@ class AutogradNetworks:
         actions, _ = self.policy.predict(obs, deterministic=False)
         return self.policy.scale_action(actions)
 
-    def prepare(self, batch: ReplayBufferSamples) -> ReplayBufferSamples:
+    @contextmanager
+    def converted(self, batch: ReplayBufferSamples) -> Iterator[ReplayBufferSamples]:
         """
+        For the duration of an update the networks take images as SB3's preprocessing makes them, floats in [0, 1], with
+        the channels last in memory, which convolutions on a CPU are faster with: converted once, not by each network.
+
         :param batch: transitions
-        :return: the same, images with the channels last in memory, which convolutions on a CPU are faster with
+        :return: the same with such images
         """
-        if not self._channels_last:
-            return batch
-        return batch._replace(
-            observations=_with_channels_last(batch.observations),
-            next_observations=_with_channels_last(batch.next_observations),
+        if not self._converts_images:
+            yield batch
+            return
+        networks = [getattr(self.policy, name) for name in _NETWORK_NAMES]
+        normalize = self.policy.normalize_images
+        space = self.policy.observation_space
+        batch = batch._replace(
+            observations=_convert_images(batch.observations, space, normalize),
+            next_observations=_convert_images(batch.next_observations, space, normalize),
         )
+        try:
+            for network in networks:
+                network.normalize_images = False
+            yield batch
+        finally:
+            for network in networks:
+                network.normalize_images = normalize
 
     def target_actions(self, obs: th.Tensor) -> th.Tensor:
         """
@@ -395,8 +411,8 @@ class MlpNetworks:
         actions: np.ndarray = self._acting.forward(_features(tensor))[-1].cpu().numpy()
         return actions.reshape(-1, *self._action_shape)
 
-    def prepare(self, batch: ReplayBufferSamples) -> ReplayBufferSamples:
-        return batch
+    def converted(self, batch: ReplayBufferSamples) -> AbstractContextManager[ReplayBufferSamples]:
+        return nullcontext(batch)
 
     def target_actions(self, obs: th.Tensor) -> th.Tensor:
         return self._actor_target.forward(_features(obs))[-1]
@@ -478,14 +494,18 @@ def _is_made_from(own: Optimizer, optimizer: th.optim.Optimizer) -> bool:
     return own is optimizer
 
 
-def _with_channels_last(obs: Any) -> Any:
+def _convert_images(obs: Any, space: spaces.Space, normalize: bool) -> Any:
     """
     :param obs: observations, (b, ...), or a dictionary of them
-    :return: the same, those with three dimensions (channels, height, width) with the channels last in memory
+    :param space: their space
+    :param normalize: whether images are divided by 255
+    :return: the same, images (b, channels, height, width) as floats with the channels last in memory
     """
-    if isinstance(obs, dict):
-        return {key: _with_channels_last(value) for key, value in obs.items()}
-    return obs.contiguous(memory_format=th.channels_last) if obs.dim() == 4 else obs
+    if isinstance(space, spaces.Dict):
+        return {key: _convert_images(value, space[key], normalize) for key, value in obs.items()}
+    if obs.dim() != 4 or not isinstance(space, spaces.Box):
+        return obs
+    return preprocess_obs(obs.contiguous(memory_format=th.channels_last), space, normalize)
 
 
 def _features(obs: th.Tensor) -> th.Tensor:

@@ -388,11 +388,11 @@ class TD3X(OffPolicyAlgorithm):
         :param with_actor: whether the actor and the targets are updated, too
         :return: the critics' loss, the mean of their values, and the actor's loss if it was updated
         """
-        batch = self._networks.prepare(batch)
-        metrics = [*self._update_critics(batch)]
-        if with_actor:
-            metrics.append(self._update_actor(batch.observations))
-            self._update_targets()
+        with self._networks.converted(batch) as batch:
+            metrics = [*self._update_critics(batch)]
+            if with_actor:
+                metrics.append(self._update_actor(batch.observations))
+                self._update_targets()
         return metrics
 
     def _refresh_networks(self) -> None:

@@ -200,30 +200,63 @@ class OwnCnn(NatureCNN):
 
 
 @pytest.mark.parametrize(
-    ("policy_class", "kwargs", "channels_last"),
+    ("policy_class", "kwargs", "converts"),
     [
         (CnnPolicy, {}, True),
         (CnnPolicy, {"features_extractor_class": OwnCnn}, False),
         (MultiInputPolicy, {}, True),
     ],
 )
-def test_images_have_their_channels_last_in_memory(policy_class: Any, kwargs: Any, channels_last: bool) -> None:
-    """The numbers stay where they are in the tensor; vectors, and images for a user's own extractor, are left alone."""
+def test_images_are_converted_once_for_an_update(policy_class: Any, kwargs: Any, converts: bool) -> None:
+    """
+    To floats, with the channels last in memory, and every network gives them the same values as the images themselves;
+    vectors, and images for a user's own extractor, are left alone.
+    """
     image = spaces.Box(0, 255, (3, 36, 40), np.uint8)
     in_dict = policy_class is MultiInputPolicy
     space = spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,))}) if in_dict else image
     policy = policy_class(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4], **kwargs)
-    images = th.arange(5 * 3 * 36 * 40).reshape(5, 3, 36, 40).to(th.uint8)
-    vectors = th.rand(5, 2)
+    networks = [policy.actor, policy.actor_target, policy.critic, policy.critic_target]
+    images, vectors = th.randint(256, (5, 3, 36, 40), dtype=th.uint8), th.rand(5, 2)
     obs: Any = {"image": images, "vector": vectors} if in_dict else images
-    rewards = th.rand(5, 1)
-    prepared = make_networks(policy).prepare(ReplayBufferSamples(obs, th.rand(5, 2), obs, rewards, rewards))
-    for result in (prepared.observations, prepared.next_observations):
-        result_images = result["image"] if isinstance(result, dict) else result
-        th.testing.assert_close(result_images, images, rtol=0, atol=0)
-        assert result_images.is_contiguous(memory_format=th.channels_last) is channels_last
-        assert not isinstance(result, dict) or result["vector"] is vectors
-    assert prepared.rewards is rewards
+    actions, rewards = th.rand(5, 2), th.rand(5, 1)
+    autograd = make_networks(policy)
+
+    def values(obs: Any) -> list[th.Tensor]:
+        return [
+            autograd.target_actions(obs),
+            autograd.target_q_values(obs, actions),
+            autograd.q_values(obs, actions),
+            autograd.q1_of_policy(obs),
+        ]
+
+    expected = values(obs)
+    with autograd.converted(ReplayBufferSamples(obs, actions, obs, rewards, rewards)) as batch:
+        for result in (batch.observations, batch.next_observations):
+            result_images = result["image"] if isinstance(result, dict) else result
+            assert result_images.is_contiguous(memory_format=th.channels_last) is converts
+            assert result_images.dtype == (th.float32 if converts else th.uint8)
+            assert not isinstance(result, dict) or result["vector"] is vectors
+            th.testing.assert_close(values(result), expected, rtol=1e-5, atol=1e-5)
+        assert batch.rewards is rewards
+    assert all(network.normalize_images for network in networks)
+    th.testing.assert_close(values(obs), expected, rtol=0, atol=0)
+
+
+def test_networks_take_images_again_after_an_update_that_failed() -> None:
+    """Else the agent would act on images that are not divided by 255."""
+    space = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+    policy = CnnPolicy(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4])
+    obs, rewards = th.zeros(5, 3, 36, 40, dtype=th.uint8), th.rand(5, 1)
+
+    def fail() -> None:
+        with make_networks(policy).converted(ReplayBufferSamples(obs, th.rand(5, 2), obs, rewards, rewards)):
+            assert not policy.actor.normalize_images
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert policy.actor.normalize_images
 
 
 class StillPolicy(MlpPolicy):
