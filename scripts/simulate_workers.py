@@ -373,7 +373,7 @@ def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
         "workers": workers,
         "trial_seconds": args.trial_seconds,
         "seconds": seconds,
-        "trials_per_second": len(timings["end trial"]) / seconds,
+        "trials_per_second": len(timings.get("end trial", [])) / seconds,
         "calls_per_second": sum(map(len, timings.values())) / seconds,
         "database_cores": cpu / seconds,
         "worker_cores": worker_cpu / seconds,
@@ -490,28 +490,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"--storage={args.storage} is not allowed, expected the URL of a PostgreSQL database")
     quiet()
     ((version,),) = Database(args.storage).query("SHOW server_version")
-    calls = []
+    settings = {key: value for key, value in vars(args).items() if key not in ("storage", "json")}
+    report: dict[str, Any] = {"machine": machine(PACKAGES), "postgresql": version}
+    report |= {"settings": {**settings, "heartbeat_seconds": heartbeat_seconds()}, "calls": [], "simulations": []}
+
+    def add(kind: str, row: dict[str, Any]) -> None:
+        report[kind].append(row)
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+
     if args.finished:
         study_name = f"finished-{time.time_ns()}"
         there = 0
         for finished in sorted(args.finished):
             store_trials(args.storage, study_name, max(0, finished - there), args.evaluations, TrialState.COMPLETE)
-            calls.append(measure_calls(study_name, finished, 0, args))
+            add("calls", measure_calls(study_name, finished, 0, args))
             there = finished + args.repeats
         for running in sorted(args.workers):
             study_name = f"running-{running}-{time.time_ns()}"
             store_trials(args.storage, study_name, min(args.finished), args.evaluations, TrialState.COMPLETE)
             store_trials(args.storage, study_name, running, args.evaluations, TrialState.RUNNING)
-            calls.append(measure_calls(study_name, min(args.finished), running, args))
-        print_calls(calls)
-    simulations = [simulate(workers, args) for workers in sorted(args.workers)]
-    if simulations:
-        print_simulations(simulations)
-    if args.json:
-        settings = {key: value for key, value in vars(args).items() if key not in ("storage", "json")}
-        settings["heartbeat_seconds"] = heartbeat_seconds()
-        content = {"machine": machine(PACKAGES), "postgresql": version, "settings": settings}
-        args.json.write_text(json.dumps({**content, "calls": calls, "simulations": simulations}, indent=1) + "\n")
+            add("calls", measure_calls(study_name, min(args.finished), running, args))
+        print_calls(report["calls"])
+    for workers in sorted(args.workers):
+        add("simulations", simulate(workers, args))
+    if report["simulations"]:
+        print_simulations(report["simulations"])
     return 0
 
 

@@ -15,6 +15,9 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ["--storage", url, "--json", str(figures), "--workers", "3", "--finished", "2", "4"]
         times = ["--trial-seconds", "2", "--seconds", "4", "--evaluations", "2", "--repeats", "1"]
         assert simulate_workers.main([*arguments, *times, "--processes", "1"]) == 0
+        # Without the end of a trial, which a worker does not reach so soon
+        long = ["--trial-seconds", "1e6", "--seconds", "0.1", "--processes", "1"]
+        assert simulate_workers.main(["--storage", url, "--workers", "1", "--finished", *long]) == 0
         with pytest.raises(SystemExit, match=r"1000 workers need max_connections=1010 .* the server has 100"):
             simulate_workers.main(["--storage", url, "--workers", "1000", "--finished"])
     result = json.loads(figures.read_text())
