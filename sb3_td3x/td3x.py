@@ -467,7 +467,11 @@ class TD3X(OffPolicyAlgorithm):
             scaled_actions = self.policy.scale_action(actions)
         else:
             assert self._last_obs is not None, "self._last_obs was not set"
-            scaled_actions = self._networks.scaled_actions(self._last_obs)
+            # A subclass's own `predict` acts in the rollout too, as in SB3
+            if getattr(self.predict, "__func__", None) is OffPolicyAlgorithm.predict:
+                scaled_actions = self._networks.scaled_actions(self._last_obs)
+            else:
+                scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
         if action_noise is not None and not self._stochastic_actor:
             scaled_actions = np.clip(scaled_actions + self.action_noise_scale * action_noise(), -1, 1)
         check_finite("action", scaled_actions, self.num_timesteps)

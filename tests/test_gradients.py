@@ -266,16 +266,24 @@ class StillPolicy(MlpPolicy):
         return th.zeros(len(observation), 1)
 
 
-def test_rollouts_follow_the_policy_as_it_is() -> None:
-    """Parameters replaced before training, and a subclass that predicts otherwise, act in the rollout."""
+class StillAgent(TD3X):
+    """A user's agent that acts in its own way."""
+
+    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, None]:
+        return np.zeros((len(observation), 1)), None
+
+
+def test_rollouts_follow_the_agent_as_it_is() -> None:
+    """Parameters replaced before training, and subclasses that predict otherwise, act in the rollout."""
     model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10)
     last = model.actor.mu[-2]
     last.weight.data, last.bias.data = th.zeros_like(last.weight), th.full_like(last.bias, 0.5)
     model.learn(5)
     np.testing.assert_allclose(model.replay_buffer.actions[:5], np.tanh(0.5), rtol=1e-5)
 
-    model = TD3X(StillPolicy, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
-    np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
+    for agent_class, policy_class in ((TD3X, StillPolicy), (StillAgent, MlpPolicy)):
+        model = agent_class(policy_class, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
+        np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
 
 
 def test_networks_that_changed_are_noticed() -> None:
