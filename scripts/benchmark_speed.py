@@ -13,6 +13,7 @@ import argparse
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 from speed_cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
 from speed_report import format_report, format_solutions, plot_cells, plot_sweep, summarize
 
+from sb3_td3x.studies.arms import action_repeat
 from sb3_td3x.studies.machine import machine
 
 PACKAGES = (
@@ -248,10 +250,12 @@ def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report:
         for peer in rotate(peers, rep):
             print(f"{peer} seed {seed} ...", file=sys.stderr, flush=True)
             hyperparams = read_hyperparams(zoo if own_hyperparams and peer != "td3x" else own)
+            # The zoo counts an action that a wrapper repeats once
+            whole_training = int(hyperparams["n_timesteps"]) * action_repeat(hyperparams)
             job = {"peer": peer, "threads": options.threads, "precision": options.precision}
             job["solve"] = {"hyperparams": hyperparams, "seed": seed}
             with make_workers({peer: job}) as workers:
-                segment = workers[peer].measure(options.steps or int(hyperparams["n_timesteps"]))
+                segment = workers[peer].measure(options.steps or whole_training)
                 run = {"peer": peer, "seed": seed, "steps": segment["steps"], **workers[peer].finish()}
             report["runs"].append({**run, "hyperparams": hyperparams})
             _write(report, path)
@@ -364,6 +368,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     :param arguments: the command line, by default that of the process
     """
     args = make_parser().parse_args(arguments)
+    # Else a worker would go on alone
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threads = pin(args.threads)
     report = describe_run(threads, args.precision)
     check_precision(args.precision)
