@@ -43,8 +43,8 @@ class Seed:
     :param training_seconds: its wall-clock time with its evaluations, until the end of its last episode;
         not counted is what lies between an interruption and its resumption
     :param machine: processor, system and versions
-    :param selection: for each candidate, its returns on the selection's seeds
-    :param selected: the candidate with the highest mean of these
+    :param selection: for each candidate, its returns on the selection's seeds; who dropped out has fewer
+    :param selected: the candidate with the highest mean of these, among those with all episodes
     :param selected_timesteps: env steps before it was saved
     :param test_returns: its returns on the test's seeds
     :param evaluations: env steps (``timesteps``) and returns of the evaluations while training
@@ -88,7 +88,10 @@ class Training:
         content = {
             "format": FORMAT,
             "algo": ALGO,
-            "selection": {"first_seed": SELECTION_SEED, "episodes": len(next(iter(self.published.selection.values())))},
+            "selection": {
+                "first_seed": SELECTION_SEED,
+                "episodes": len(self.published.selection[self.published.selected]),
+            },
             "test": {"first_seed": TEST_SEED, "episodes": len(self.published.test_returns)},
             **asdict(self),
         }
@@ -165,6 +168,16 @@ def evaluate(folder: Path, zip_name: str, n_episodes: int, first_seed: int) -> l
         env.close()
         returns += [round(float(value), 3) for value in group]
     return returns[:n_episodes]
+
+
+def best_candidate(selection: dict[str, list[float]]) -> str:
+    """
+    :param selection: of each candidate the returns of its episodes
+    :return: the one with the highest mean among those that played the most episodes; of equals the first
+    """
+    most = max(len(returns) for returns in selection.values())
+    finalists = [name for name, returns in selection.items() if len(returns) == most]
+    return max(finalists, key=lambda name: float(np.mean(selection[name])))
 
 
 def half_width(values: Sequence[float] | np.ndarray) -> float:

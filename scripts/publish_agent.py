@@ -9,11 +9,15 @@ the same settings. Of each run the candidates (the final agent, ``best_model.zip
 was best at the selection goes to ``rl-trained-agents/td3x/ENV_1/``, with the figures of all seeds in ``training.json``.
 Run it on the machine that trained, or say ``--cpu``.
 
+With ``--first-round N`` the selection is successive halving (Karnin et al. 2013): all candidates play N episodes, the
+worse half drops out, the others play on until they have twice as many, and so on up to ``--selection-episodes``.
+
 What is published holds no pickle and no path of this machine. The zip has the networks alone: no replay buffer, Adam
 starts anew if it is trained further, and the target networks are those that they follow.
 """
 
 import argparse
+import math
 import re
 import shlex
 import shutil
@@ -35,6 +39,7 @@ from agent_folders import (
     TEST_SEED,
     Seed,
     Training,
+    best_candidate,
     evaluate,
 )
 from joblib import Parallel, delayed  # type: ignore[import-untyped]
@@ -158,25 +163,40 @@ def portable_command(command: str, args: dict[str, Any]) -> str:
     return shlex.join(result)
 
 
-def examine(run: Run, n_selection: int, n_test: int, cpu: str | None, n_jobs: int) -> Seed:
+def select(run: Run, n_episodes: int, n_first: int, n_jobs: int) -> dict[str, list[float]]:
     """
     :param run: a finished training
-    :param n_selection: number of episodes that select one of its agents
-    :param n_test: number of episodes of the test
-    :param cpu: processor that trained; None: this machine's
-    :param n_jobs: number of processes that play the selection
-    :return: what there is to say of it
+    :param n_episodes: episodes of the candidates that do not drop out
+    :param n_first: episodes before the worse half drops out
+    :param n_jobs: number of processes
+    :return: of each candidate the returns of its episodes
     """
     names = run.candidates()
-    selection: dict[str, list[float]] = {}
-    # As a generator, so that each is reported when it has been played: there may be many, for half an hour
-    played = Parallel(n_jobs, return_as="generator")
-    tasks = (delayed(evaluate)(run.folder, name, n_selection, SELECTION_SEED) for name in names)
-    for name, returns in zip(names, played(tasks), strict=True):
-        selection[name] = returns
-        print(f"{run.folder.name}, {name}: {np.mean(returns):.2f} at the selection", flush=True)
-    # Of equals the first: the final agent
-    selected = max(selection, key=lambda name: float(np.mean(selection[name])))
+    selection: dict[str, list[float]] = {name: [] for name in names}
+    n_played, n_next = 0, min(n_first, n_episodes)
+    while True:
+        # As a generator, so that each is reported when it has been played: there may be many, for half an hour
+        played = Parallel(n_jobs, return_as="generator")
+        first_seed = SELECTION_SEED + n_played
+        tasks = (delayed(evaluate)(run.folder, name, n_next - n_played, first_seed) for name in names)
+        for name, returns in zip(names, played(tasks), strict=True):
+            selection[name] += returns
+            print(f"{run.folder.name}, {name}: {np.mean(selection[name]):.2f} in {n_next} episodes", flush=True)
+        if n_next == n_episodes:
+            return selection
+        names = sorted(names, key=lambda name: -float(np.mean(selection[name])))[: math.ceil(len(names) / 2)]
+        n_played, n_next = n_next, min(2 * n_next, n_episodes)
+
+
+def examine(run: Run, selection: dict[str, list[float]], n_test: int, cpu: str | None) -> Seed:
+    """
+    :param run: a finished training
+    :param selection: the returns of its candidates
+    :param n_test: number of episodes of the test
+    :param cpu: processor that trained; None: this machine's
+    :return: what there is to say of it
+    """
+    selected = best_candidate(selection)
     test_returns = evaluate(run.folder, selected, n_test, TEST_SEED)
     mean, std = np.mean(test_returns), np.std(test_returns)
     print(f"{run.folder.name}: {selected} has {mean:.2f} ± {std:.2f} at the test", flush=True)
@@ -288,15 +308,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=AGENTS_FOLDER, help="the zoo's log folder that it goes to")
     parser.add_argument("--cpu", help="processor that trained, where it was another machine")
     parser.add_argument("--selection-episodes", type=int, default=N_SELECTION_EPISODES)
+    parser.add_argument("--first-round", type=int, metavar="N", help="episodes before the worse half drops out")
     parser.add_argument("--test-episodes", type=int, default=N_TEST_EPISODES)
     parser.add_argument("--jobs", type=int, default=1, help="number of processes that play the selection")
     args = parser.parse_args(arguments)
-    if args.jobs < 1:
-        parser.error(f"--jobs: {args.jobs} is not allowed, expected at least 1")
+    first_round = args.selection_episodes if args.first_round is None else args.first_round
+    for option, value in {"--jobs": args.jobs, "--first-round": first_round}.items():
+        if value < 1:
+            parser.error(f"{option}: {value} is not allowed, expected at least 1")
     runs = [Run(folder) for folder in args.runs]
     try:
         check_alike(runs)
-        seeds = [examine(run, args.selection_episodes, args.test_episodes, args.cpu, args.jobs) for run in runs]
+        selections = [select(run, args.selection_episodes, first_round, args.jobs) for run in runs]
+        seeds = [
+            examine(run, selection, args.test_episodes, args.cpu)
+            for run, selection in zip(runs, selections, strict=True)
+        ]
         best = max(range(len(seeds)), key=lambda idx: float(np.mean(seeds[idx].selection[seeds[idx].selected])))
         training = Training(runs[best].args["env"], seeds[best].seed, sorted(seeds, key=lambda seed: seed.seed))
         folder = args.output / ALGO / f"{runs[best].config_folder.name}_1"

@@ -88,9 +88,9 @@ def test_figures_belong_together(folder: Path) -> None:
     assert folder.name == f"{training.env}_1"  # the one that the zoo takes
     assert len({seed.seed for seed in training.seeds}) == len(training.seeds)
     for seed in training.seeds:
-        means = {name: np.mean(returns) for name, returns in seed.selection.items()}
-        assert seed.selected == max(means, key=lambda name: means[name])
-        assert max(means.values()) <= np.mean(training.published.selection[training.published.selected])
+        assert seed.selected == agent_folders.best_candidate(seed.selection)
+        published = training.published.selection[training.published.selected]
+        assert np.mean(seed.selection[seed.selected]) <= np.mean(published)
         assert len(seed.test_returns) == agent_folders.N_TEST_EPISODES
         assert f"--seed {seed.seed} " in seed.command + " "
         # No training or selection has seen an episode of the test
@@ -186,6 +186,24 @@ def test_layout(published: Path) -> None:
         assert seed.training_seconds > 0
     assert yaml.safe_load((folder / ENV / "args.yml").read_text())["log_folder"] == "logs"
     publish_agent.check_portable(folder)
+
+
+def test_the_worse_half_of_the_candidates_drops_out(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    final, best, early, late = f"{ENV}.zip", "best_model.zip", "rl_model_120_steps.zip", "rl_model_240_steps.zip"
+    asked: list[tuple[str, int, int]] = []
+
+    def evaluate(folder: Path, name: str, n_episodes: int, first_seed: int) -> list[float]:
+        first = first_seed - SELECTION_SEED
+        asked.append((name, first, n_episodes))
+        returns = {final: [9.0] * 2 + [-9.0] * 8, best: [0.0] * 10, early: [3.0] * 10, late: [2.0] * 10}
+        return returns[name][first : first + n_episodes]
+
+    monkeypatch.setattr(publish_agent, "evaluate", evaluate)
+    selection = publish_agent.select(publish_agent.Run(runs[0]), n_episodes=10, n_first=2, n_jobs=1)
+    assert {name: len(returns) for name, returns in selection.items()} == {final: 4, best: 2, early: 10, late: 2}
+    assert asked[-4:] == [(final, 2, 2), (early, 2, 2), (early, 4, 4), (early, 8, 2)]
+    # Who dropped out is not chosen, however well it began
+    assert agent_folders.best_candidate({**selection, late: [99.0, 99.0]}) == early
 
 
 def test_the_time_between_an_interruption_and_its_resumption_is_no_training(tmp_path: Path) -> None:
