@@ -13,6 +13,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.shaping import RewardShaping
 
+# As in SB3, memory is looked at where psutil is installed
+try:
+    import psutil  # type: ignore[import-untyped]
+except ImportError:
+    psutil = None
+
 if TYPE_CHECKING:
     from sb3_td3x.td3x import TD3X
 
@@ -87,6 +93,7 @@ class PackedReplayBuffer(ReplayBuffer):
         if not optimize_memory_usage:
             self._widths["next_observations"] = self.obs_shape[0]
         self._rows = np.zeros((self.buffer_size, n_envs, sum(self._widths.values())), dtype=np.float32)
+        _warn_if_too_large(self._rows.nbytes)
         self._view_rows()
 
     def _view_rows(self) -> None:
@@ -145,8 +152,12 @@ class PackedReplayBuffer(ReplayBuffer):
         """
         if env is not None:
             return super().sample(batch_size, env)
-        indices = th.from_numpy(self.draw(batch_size)).to(self.device)
-        return self.gather(self.rows_on_device(), indices)
+        rows = self.rows_on_device()
+        indices = th.from_numpy(self.draw(batch_size)).to(rows.device)
+        batch = self.gather(rows, indices)
+        if rows.device.type == self.device.type:
+            return batch
+        return ReplayBufferSamples(*(part.to(self.device) for part in batch if part is not None))
 
     def draw(self, batch_size: int) -> np.ndarray:
         """
@@ -179,25 +190,44 @@ class PackedReplayBuffer(ReplayBuffer):
     def rows_on_device(self) -> th.Tensor:
         """
         A copy on a GPU is kept up to date with what is added, and with arrays that are assigned, but cannot see
-        numbers written into an array.
+        numbers written into an array, but for the last step's.
 
-        :return: all rows, (buffer_size * n_envs, width); on the CPU the memory of the buffer itself
+        :return: all rows, (buffer_size * n_envs, width); on the CPU, and where a GPU has no memory for them, those of
+            the buffer itself
         """
         if self._device_rows is None:
             if self.device.type == "cpu":
                 return self._host_rows
-            self._device_rows = th.zeros_like(self._host_rows, device=self.device)
-        # Where observations are stored once, the next step holds one as well
-        n_new = self._n_pending + int(self.optimize_memory_usage)
+            self._device_rows = self._make_device_rows()
+        if self._device_rows is self._host_rows:
+            return self._host_rows
+        # The step before was marked, after it was sent, as the last of its episode if that was cut short. Where
+        # observations are stored once, the next step holds one as well.
+        n_new = 1 + self._n_pending + int(self.optimize_memory_usage)
         if n_new >= self.buffer_size:
             self._device_rows.copy_(self._host_rows)
         elif self._n_pending > 0:
-            steps = np.arange(self.pos - self._n_pending, self.pos - self._n_pending + n_new) % self.buffer_size
+            first = self.pos - self._n_pending - 1
+            steps = np.arange(first, first + n_new) % self.buffer_size
             new_rows = th.from_numpy(self._rows[steps]).to(self.device)
             shape = (self.buffer_size, self.n_envs, -1)
             self._device_rows.view(shape).index_copy_(0, th.from_numpy(steps).to(self.device), new_rows)
         self._n_pending = 0
         return self._device_rows
+
+    def _make_device_rows(self) -> th.Tensor:
+        """
+        :return: memory for a copy of the rows; the rows themselves where the device has too little
+        """
+        try:
+            return th.zeros_like(self._host_rows, device=self.device)
+        except th.cuda.OutOfMemoryError:
+            warnings.warn(
+                f"The replay buffer ({self._rows.nbytes / 1e9:.2f} GB) does not fit into the memory of {self.device}: "
+                "it stays in the computer's own, which is slower",
+                stacklevel=2,
+            )
+            return self._host_rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in REBUILT}
@@ -205,6 +235,21 @@ class PackedReplayBuffer(ReplayBuffer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._view_rows()
+
+
+def _warn_if_too_large(n_bytes: int) -> None:
+    """
+    :param n_bytes: memory that a replay buffer will take: the system gives it bit by bit, as it fills
+    """
+    if psutil is None:
+        return
+    available = psutil.virtual_memory().available
+    if n_bytes > available:
+        warnings.warn(
+            f"The replay buffer will take {n_bytes / 1e9:.2f} GB of memory, but only {available / 1e9:.2f} GB are "
+            "available: the training may be killed when it is full. A smaller buffer_size takes less",
+            stacklevel=2,
+        )
 
 
 def make_replay_buffer(model: "TD3X") -> ReplayBuffer:

@@ -52,6 +52,11 @@ class StopWhenSolved(BaseCallback):
         self.eval_env = eval_env
         self.returns: deque[float] = deque(maxlen=self.window)
 
+    def _init_callback(self) -> None:
+        if self.model.num_timesteps == 0:
+            # Of another training, with the same callback
+            self.returns.clear()
+
     def _on_training_start(self) -> None:
         # Not at construction or in `_init_callback`: the zoo makes its EvalCallback after the callbacks of the YAML,
         # and only the locals of `learn` know the list that both are in

@@ -41,7 +41,8 @@ class UpdateGraphs:
         assert isinstance(model.replay_buffer, PackedReplayBuffer)
         self._replay_buffer = model.replay_buffer
         self._rows = self._replay_buffer.rows_on_device()
-        self._indices = th.zeros(batch_size, dtype=th.int64, device=self._rows.device)
+        # At first as different as possible, to be compared; then those of each batch
+        self._indices = th.arange(batch_size, device=self._rows.device) % max(self._replay_buffer.size(), 1)
         # Of the critics' losses, their values, and the actor's losses
         self._sums = th.zeros(3, device=self._rows.device)
         self._networks = model._networks
@@ -54,7 +55,8 @@ class UpdateGraphs:
                 self._update(with_actor=True)
         expected = self._run_from(before, self._update)
         self._restore_state(before)
-        self._replays = {with_actor: capture(self._update, with_actor) for with_actor in (False, True)}
+        with _current_device(self._rows.device):
+            self._replays = {with_actor: capture(self._update, with_actor) for with_actor in (False, True)}
         actual = self._run_from(before, lambda with_actor: self._replays[with_actor]())
         self._restore_state(before)
         for mine, eager in zip(actual, expected, strict=True):
@@ -234,6 +236,13 @@ def _side_stream(device: th.device) -> Iterator[None]:
     with th.cuda.stream(stream):
         yield
     th.cuda.current_stream(device).wait_stream(stream)
+
+
+def _current_device(device: th.device) -> contextlib.AbstractContextManager[Any]:
+    """
+    :param device: a GPU, on whose streams a capture takes place; nothing happens on the CPU
+    """
+    return th.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _get_rng_state(device: th.device) -> th.Tensor:

@@ -48,8 +48,8 @@ class FlatAdam:
     Steps of an Adam or AdamW whose parameters are flat, in one operation. The optimizer stays whole: its state are
     views of flat tensors, and its options are read at each step.
 
-    :param optimizer: the optimizer, one that ``is_possible`` accepts
-    :param parameters: all of its parameters, with gradients
+    :param optimizer: the optimizer
+    :param parameters: all of its parameters, with gradients; ``is_possible`` accepts both
     """
 
     def __init__(self, optimizer: th.optim.Optimizer, parameters: FlatParameters):
@@ -71,10 +71,11 @@ class FlatAdam:
         ]
 
     @staticmethod
-    def is_possible(optimizer: th.optim.Optimizer) -> bool:
+    def is_possible(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
         """
         :param optimizer: an optimizer
-        :return: whether its step is Adam's or AdamW's fused kernel for all parameters alike, and nothing else
+        :param parameters: parameters of a network
+        :return: whether its step is Adam's or AdamW's fused kernel for just these, all alike, and nothing else
         """
         if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) != 1:
             return False
@@ -82,7 +83,9 @@ class FlatAdam:
         is_watched = (
             "step" in vars(optimizer) or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         )
-        return bool(group["fused"]) and not (group["amsgrad"] or group["capturable"] or is_watched)
+        # Not where a layer of the network was replaced
+        has_all = [*map(id, group["params"])] == [*map(id, parameters.parameters)]
+        return bool(group["fused"]) and has_all and not (group["amsgrad"] or group["capturable"] or is_watched)
 
     @property
     def state(self) -> list[th.Tensor]:

@@ -6,7 +6,7 @@ perceptrons: the same numbers up to rounding, without autograd's overhead for ea
 """
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -206,6 +206,7 @@ class AutogradNetworks:
     def __init__(self, policy: TD3Policy, bfloat16: bool = False):
         self.policy = policy
         self._autocast = th.autocast(policy.device.type, th.bfloat16, enabled=bfloat16)
+        self._parts = _Parts(policy)
         # A user's own extractor may rely on the order of numbers in memory
         self._converts_images = policy.device.type == "cpu" and policy.features_extractor_class in _CONVOLUTIONS
         self.parameters: dict[str, list[th.Tensor]] = {
@@ -216,10 +217,12 @@ class AutogradNetworks:
 
     def is_current(self) -> bool:
         """
-        :return: whether the optimizers are still the policy's; its networks are asked each time
+        :return: whether the networks' parts and their optimizers still are what this was made from
         """
-        return self.critic_optimizer is self.policy.critic.optimizer and (
-            self.actor_optimizer is self.policy.actor.optimizer
+        return (
+            self._parts.are_current()
+            and self.critic_optimizer is self.policy.critic.optimizer
+            and self.actor_optimizer is self.policy.actor.optimizer
         )
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
@@ -310,7 +313,9 @@ class AutogradNetworks:
         """
         self.policy.actor.optimizer.zero_grad()
         # The critics' own gradients are not needed
-        q1.backward(grad, inputs=[parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad])
+        inputs = [parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad]
+        if inputs:
+            q1.backward(grad, inputs=inputs)
 
     def _q_values(self, critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """
@@ -324,6 +329,28 @@ class AutogradNetworks:
                 return critic.q_values(obs, actions).float()
             separate: tuple[th.Tensor, ...] = critic(obs, actions)
             return th.stack(separate).float()
+
+
+class _Parts:
+    """
+    The modules and parameters that a policy consists of, to notice when one of them is replaced.
+
+    :param policy: the policy
+    """
+
+    def __init__(self, policy: TD3Policy):
+        self._tables: list[dict[str, Any]] = [
+            table for module in policy.modules() for table in (module._modules, module._parameters) if table
+        ]
+        self._entries = [(table, name, part) for table in self._tables for name, part in table.items()]
+
+    def are_current(self) -> bool:
+        """
+        :return: whether it still consists of these
+        """
+        return sum(map(len, self._tables)) == len(self._entries) and all(
+            table.get(name) is part for table, name, part in self._entries
+        )
 
 
 class MlpNetworks:
@@ -345,6 +372,7 @@ class MlpNetworks:
             name: FlatParameters(getattr(policy, name).parameters(), with_grad=name in ("actor", "critic"))
             for name in _NETWORK_NAMES
         }
+        self._flat = flat
         self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
         self.critic_optimizer = _make_optimizer(policy.critic.optimizer, flat["critic"])
         self.actor_optimizer = _make_optimizer(policy.actor.optimizer, flat["actor"])
@@ -362,6 +390,7 @@ class MlpNetworks:
         )
         # Acts as `predict` does
         self._acting = Mlp(self._actor.layers)
+        self._parts = _Parts(policy)
         self._policy_parameters = [*policy.parameters()]
         self._addresses = self._current_addresses()
 
@@ -380,12 +409,8 @@ class MlpNetworks:
             and policy.features_extractor_class is FlattenExtractor
             and isinstance(space, spaces.Box)
             and not is_image_space(space)
-            and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in policy.actor.mu)
-            and all(
-                isinstance(layer, StackedLinear)
-                or (isinstance(layer, Elementwise) and type(layer.activation) in ACTIVATIONS)
-                for layer in policy.critic.layers
-            )
+            and _is_perceptron(policy.actor.mu)
+            and _is_perceptron(_without_wrappers(policy.critic.layers))
             and all(parameter.requires_grad for parameter in policy.parameters())
             and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1
         )
@@ -395,9 +420,10 @@ class MlpNetworks:
         :return: whether the networks, where their gradients go and their optimizers still are what this was made from
         """
         return (
-            self._addresses == self._current_addresses()
-            and _is_made_from(self.actor_optimizer, self.policy.actor.optimizer)
-            and _is_made_from(self.critic_optimizer, self.policy.critic.optimizer)
+            self._parts.are_current()
+            and self._addresses == self._current_addresses()
+            and _is_made_from(self.actor_optimizer, self.policy.actor.optimizer, self._flat["actor"])
+            and _is_made_from(self.critic_optimizer, self.policy.critic.optimizer, self._flat["critic"])
         )
 
     def _current_addresses(self) -> list[tuple[int, int, bool]]:
@@ -474,22 +500,47 @@ def has_bfloat16_instructions(device: th.device) -> bool:
     return True
 
 
+def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
+    """
+    :param modules: parts of a network
+    :return: whether they are linear layers with a bias, each with one of ``ACTIVATIONS`` behind it at most
+    """
+    after_linear = False
+    for module in modules:
+        is_linear = type(module) in (nn.Linear, StackedLinear) and module.bias is not None
+        # That of ELU is built into its derivative
+        is_known = type(module) in ACTIVATIONS and getattr(module, "alpha", 1.0) == 1.0
+        if not (is_linear or (is_known and after_linear)):
+            return False
+        after_linear = is_linear
+    return True
+
+
+def _without_wrappers(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """
+    :param modules: parts of critics
+    :return: the same, activations as themselves
+    """
+    return [module.activation if isinstance(module, Elementwise) else module for module in modules]
+
+
 def _make_optimizer(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
     """
     :param optimizer: the optimizer of a network
     :param parameters: its parameters
     :return: what does its steps
     """
-    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer) else optimizer
+    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer, parameters) else optimizer
 
 
-def _is_made_from(own: Optimizer, optimizer: th.optim.Optimizer) -> bool:
+def _is_made_from(own: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
     """
     :param own: what ``_make_optimizer`` returned
     :param optimizer: the optimizer of the network now
+    :param parameters: the network's parameters
     :return: whether it would return the same
     """
-    if FlatAdam.is_possible(optimizer):
+    if FlatAdam.is_possible(optimizer, parameters):
         return isinstance(own, FlatAdam) and own.optimizer is optimizer
     return own is optimizer
 
@@ -531,8 +582,7 @@ def _critic_layers(critic: CriticEnsemble, with_grad: bool) -> list[Layer]:
     :param with_grad: whether gradients are wanted
     :return: their layers
     """
-    modules = [layer.activation if isinstance(layer, Elementwise) else layer for layer in critic.layers]
-    return _layers(modules, with_grad, lambda bias: bias.unsqueeze(1))
+    return _layers(_without_wrappers(critic.layers), with_grad, lambda bias: bias.unsqueeze(1))
 
 
 def _layers(modules: list[nn.Module], with_grad: bool, broadcast: Callable[[th.Tensor], th.Tensor]) -> list[Layer]:

@@ -65,7 +65,7 @@ def counters(model: "TD3X") -> State:
     :return: its counters, and the statistics of its last episodes
     """
     return {
-        **{name: getattr(model, name) for name in _COUNTERS},
+        **{name: plain(getattr(model, name)) for name in _COUNTERS},
         "ep_info_buffer": plain(model.ep_info_buffer),
         "ep_success_buffer": plain(model.ep_success_buffer),
     }

@@ -81,7 +81,7 @@ def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
         data["n_steps"] = kwargs.pop("n_steps", 3)
         kwargs.pop("gamma", None)
         data.update(replay_buffer_class=None, replay_buffer_kwargs=kwargs)
-    elif data.get("replay_buffer_class") in (ReplayBuffer, DictReplayBuffer):
+    elif data.get("replay_buffer_class") in (ReplayBuffer, DictReplayBuffer) and data.get("n_steps", 1) == 1:
         data["replay_buffer_class"] = None
     return data
 

@@ -322,6 +322,8 @@ class TD3X(OffPolicyAlgorithm):
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
         self._shaping: RewardShaping | None = None
+        # What it was built from; a user may change the argument
+        self._shaping_source: Any = None
         # The checkpoint that it goes on from, until its next `learn`
         self._resumed: Resumed | None = None
         # A hook that a file names, which is not to be imported
@@ -396,9 +398,9 @@ class TD3X(OffPolicyAlgorithm):
         return metrics
 
     def _refresh_networks(self) -> None:
-        """Follow changes to the policy from outside, such as frozen or replaced parameters."""
+        """Follow changes to the policy from outside, such as frozen parameters or replaced layers."""
         if not self._networks.is_current():
-            self._networks = make_networks(self.policy, self.precision)
+            self._connect_networks()
 
     def _update_learning_rates(self) -> None:
         """Set the learning rates to their schedules' values."""
@@ -459,7 +461,7 @@ class TD3X(OffPolicyAlgorithm):
         :param learning_starts: Number of env timesteps of random actions
         :param action_noise: the exploration noise, before decay
         :param n_envs: number of envs
-        :return: actions for the envs, and the same scaled to [-1, 1] for the replay buffer, (n_envs, action_dim)
+        :return: actions for the envs, and the same scaled to [-1, 1] for the replay buffer, (n_envs, *action_shape)
         """
         warm_up = self.num_timesteps < learning_starts
         if warm_up:
@@ -559,6 +561,8 @@ class TD3X(OffPolicyAlgorithm):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
         """
+        # Less than 0 is what remains of a training that went past its end
+        total_timesteps = check_integer("total_timesteps", total_timesteps, low=None)
         with guarded_training(self, callback):
             return super().learn(
                 total_timesteps=total_timesteps,
@@ -573,7 +577,7 @@ class TD3X(OffPolicyAlgorithm):
         """As in SB3; fits the noise to the number of envs, also after loading, and checks the first observations."""
         assert self.env is not None, "You must set the environment before calling learn()"
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
-        if self._shaping is None:
+        if self._shaping is None or self._shaping_source is not self.reward_shaping:
             self._setup_shaping()
         # For the first rollout; before all others it was done for the updates
         self._refresh_networks()
@@ -600,15 +604,7 @@ class TD3X(OffPolicyAlgorithm):
         ).to(self.device)
         self.actor, self.actor_target = self.policy.actor, self.policy.actor_target  # type: ignore[assignment]
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
-        networks: dict[str, th.nn.Module] = {
-            "actor": self.actor,
-            "actor_target": self.actor_target,
-            "critic": self.critic,
-            "critic_target": self.critic_target,
-        }
-        # Of batch normalisation
-        self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
-        self._networks = make_networks(self.policy, self.precision)
+        self._connect_networks()
         if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
             warnings.warn(
                 "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
@@ -618,6 +614,18 @@ class TD3X(OffPolicyAlgorithm):
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
+
+    def _connect_networks(self) -> None:
+        """Find what the updates work on."""
+        networks: dict[str, th.nn.Module] = {
+            "actor": self.actor,
+            "actor_target": self.actor_target,
+            "critic": self.critic,
+            "critic_target": self.critic_target,
+        }
+        # Of batch normalisation
+        self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
+        self._networks = make_networks(self.policy, self.precision)
 
     def _setup_lr_schedule(self) -> None:
         """Turn numbers and strings into schedules."""
@@ -660,11 +668,12 @@ class TD3X(OffPolicyAlgorithm):
         if self.reward_shaping is self._untrusted_reward_shaping:
             check_built_in(self.reward_shaping)
         self._shaping = make_reward_shaping(self.reward_shaping)
-        if self._shaping is None:
-            return
         if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
             # SB3's zip takes a dictionary with names as keys only
             self.reward_shaping = self._shaping
+        self._shaping_source = self.reward_shaping
+        if self._shaping is None:
+            return
         if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, HerReplayBuffer):
             raise ValueError(
                 f"reward_shaping={self.reward_shaping!r} is not allowed with {self.replay_buffer_class.__name__}, "
@@ -870,6 +879,7 @@ class TD3X(OffPolicyAlgorithm):
             "lr_schedule",
             "qf_lr_schedule",
             "_shaping",
+            "_shaping_source",
             "_untrusted_reward_shaping",
             "_replay_buffer",
             "_resumed",

@@ -17,18 +17,19 @@ from stable_baselines3.common.noise import (
 from stable_baselines3.common.type_aliases import TrainFreq
 
 
-def check_integer(name: str, value: Any, low: int) -> int:
+def check_integer(name: str, value: Any, low: int | None) -> int:
     """
     :param name: name of the argument
     :param value: its value; integral floats, such as YAML's ``1e4``, count as integers
-    :param low: the smallest value that is allowed
+    :param low: the smallest value that is allowed; None: any
     :return: the value as an ``int``
     """
     integral = not isinstance(value, (bool, np.bool_)) and (
         isinstance(value, (int, np.integer)) or (isinstance(value, (float, np.floating)) and float(value).is_integer())
     )
-    if not integral or value < low:
-        raise ValueError(f"{name}={value!r} is not allowed, expected an integer >= {low}")
+    if not integral or (low is not None and value < low):
+        bound = "" if low is None else f" >= {low}"
+        raise ValueError(f"{name}={value!r} is not allowed, expected an integer{bound}")
     return int(value)
 
 

@@ -1,6 +1,8 @@
 """The packed replay buffer against SB3's."""
 
 import pickle
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,47 @@ def test_copy_on_a_device_follows(kwargs: dict[str, Any]) -> None:
     buffer.rewards = np.full((6, 2), 3.0)
     assert (buffer.sample(4).rewards == 3).all()
     assert pickle.loads(pickle.dumps(buffer))._device_rows is None
+
+
+@pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
+@pytest.mark.parametrize("steps", [1, 6, 9])
+def test_copy_on_a_device_has_the_marks_of_episodes_that_were_cut_short(kwargs: dict[str, Any], steps: int) -> None:
+    """As SB3 and checkpoints mark them before the next episode begins: in the arrays, after the step was sent."""
+    buffer = make(PackedReplayBuffer, 12, 2, **kwargs)
+    assert isinstance(buffer, PackedReplayBuffer)
+    buffer._device_rows = th.zeros_like(buffer._host_rows)
+    fill(buffer, steps)
+    buffer.rows_on_device()
+    buffer.dones[buffer.pos - 1] = True
+    fill(buffer, 1)
+    assert th.equal(buffer.rows_on_device(), buffer._host_rows)
+
+
+def test_stays_in_the_computer_s_memory_where_the_device_has_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise th.cuda.OutOfMemoryError
+
+    buffer = make(PackedReplayBuffer)
+    fill(buffer, 6)
+    expected = buffer.sample(4)
+    buffer.device = th.device("meta")
+    monkeypatch.setattr(th, "zeros_like", fail)
+    with pytest.warns(UserWarning, match="does not fit into the memory of meta"):
+        batch = buffer.sample(4)
+    assert [(part.shape, part.device.type) for part in batch[:5]] == [(part.shape, "meta") for part in expected[:5]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        buffer.sample(4)
+
+
+def test_warns_of_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.warns(UserWarning, match=r"will take 0\.00 GB of memory"):
+        make(PackedReplayBuffer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(PackedReplayBuffer, 5)
 
 
 def test_time_outs_cannot_be_told_where_observations_are_stored_once() -> None:

@@ -78,6 +78,17 @@ def test_waits_for_a_full_window_and_is_silent_on_demand(capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
+def test_another_training_begins_with_no_returns() -> None:
+    callback = StopWhenSolved(threshold=3.0, window=3, eval_env=Counter(), verbose=0)
+    timesteps = [make_model().learn(100, callback=callback).num_timesteps for _ in range(2)]
+    assert timesteps[0] == 20  # 2 + 3 + 4 >= 9
+    # Its own three episodes, not two of the first training's and one
+    assert timesteps[1] == 15
+    model = make_model().learn(10, callback=callback)
+    assert len(callback.returns) == 2
+    assert model.learn(5, callback=callback, reset_num_timesteps=False).num_timesteps == 15
+
+
 def test_goes_on_to_the_end_when_not_solved() -> None:
     model = make_model().learn(60, StopWhenSolved(1000.0, window=3, eval_env=Counter()))
     assert model.num_timesteps == 60

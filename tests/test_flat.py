@@ -100,7 +100,11 @@ def test_parameters_stay_themselves() -> None:
 
 
 def possible(net: nn.Module, **kwargs: Any) -> bool:
-    return FlatAdam.is_possible(th.optim.Adam(net.parameters(), **{"fused": True, **kwargs}))
+    return accepts(th.optim.Adam(net.parameters(), **{"fused": True, **kwargs}), net)
+
+
+def accepts(optimizer: th.optim.Optimizer, net: nn.Module) -> bool:
+    return FlatAdam.is_possible(optimizer, FlatParameters(net.parameters(), with_grad=False))
 
 
 def test_only_where_it_is_the_same() -> None:
@@ -108,12 +112,13 @@ def test_only_where_it_is_the_same() -> None:
     assert possible(net)
     assert not possible(net, fused=False)
     assert not possible(net, amsgrad=True)
-    assert not FlatAdam.is_possible(th.optim.SGD(net.parameters()))
+    assert not accepts(th.optim.SGD(net.parameters()), net)
+    assert not accepts(th.optim.Adam(net[2].parameters(), fused=True), net)  # type: ignore[index]
     groups = [{"params": [net[0].weight]}, {"params": [net[0].bias], "lr": 0.1}]  # type: ignore[index]
-    assert not FlatAdam.is_possible(th.optim.Adam(groups, fused=True))
+    assert not accepts(th.optim.Adam(groups, fused=True), net)
     scheduled = th.optim.Adam(net.parameters(), fused=True)
     th.optim.lr_scheduler.StepLR(scheduled, 10)
-    assert not FlatAdam.is_possible(scheduled)
+    assert not accepts(scheduled, net)
 
 
 def test_hooks_of_the_optimizer_are_called() -> None:

@@ -1,14 +1,19 @@
 """The written-out gradients against autograd's."""
 
+import io
 import pathlib
 import platform
 import warnings
+from copy import deepcopy
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
+from envs import CountingEnv, tiny
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,6 +192,8 @@ def test_this_processor_s_instructions_are_known() -> None:
         {"activation_fn": nn.GELU},
         {"critic_activation_fn": "silu"},
         {"activation_fn": nn.PReLU},
+        # Its derivative is written out for another one
+        {"activation_fn": partial(nn.ELU, alpha=0.2), "critic_activation_fn": "relu"},
         {"optimizer_class": th.optim.Adafactor},
     ],
 )
@@ -280,10 +287,23 @@ def test_rollouts_follow_the_agent_as_it_is() -> None:
     last.weight.data, last.bias.data = th.zeros_like(last.weight), th.full_like(last.bias, 0.5)
     model.learn(5)
     np.testing.assert_allclose(model.replay_buffer.actions[:5], np.tanh(0.5), rtol=1e-5)
+    model.actor.mu[-2] = nn.Linear(last.in_features, 1).requires_grad_(False)
+    model.actor.mu[-2].weight.zero_()
+    model.actor.mu[-2].bias.fill_(-1.0)
+    model.learn(5)
+    np.testing.assert_allclose(model.replay_buffer.actions[5:], np.tanh(-1.0), rtol=1e-5)
 
     for agent_class, policy_class in ((TD3X, StillPolicy), (StillAgent, MlpPolicy)):
         model = agent_class(policy_class, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
         np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
+
+
+REPLACEMENTS = (
+    lambda policy: setattr(policy.actor.mu[0], "bias", nn.Parameter(th.ones(4))),
+    lambda policy: policy.actor.mu.__setitem__(2, nn.Linear(4, policy.actor.mu[2].out_features)),
+    lambda policy: policy.actor.mu.append(nn.Identity()),
+    lambda policy: policy.actor.mu.__setitem__(0, nn.Linear(policy.actor.mu[0].in_features, 4, bias=False)),
+)
 
 
 def test_networks_that_changed_are_noticed() -> None:
@@ -292,9 +312,43 @@ def test_networks_that_changed_are_noticed() -> None:
         lambda policy: policy.critic.optimizer.zero_grad(),
         lambda policy: policy.actor.mu[0].requires_grad_(False),
         lambda policy: setattr(policy.actor.mu[0].weight, "data", policy.actor.mu[0].weight.data.clone()),
+        *REPLACEMENTS,
     ):
         policy = make_policy(net_arch=[4])
         networks = make_networks(policy)
         assert networks.is_current()
         change(policy)
         assert not networks.is_current()
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_replaced_layers_act_and_the_optimizer_keeps_its_own_parameters(replace: Any, layer_norm: bool) -> None:
+    """As in SB3: what the optimizer was not given is not trained, and the targets follow the network as it is."""
+    kwargs = {"policy_kwargs": {"net_arch": [4], "layer_norm": layer_norm}, "tau": 0.5}
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(**kwargs)).learn(10)
+    for policy in (model.actor, model.actor_target):
+        replace(SimpleNamespace(actor=policy))
+    new = [it for it in model.actor.parameters() if not any(it is own for own in trained_by(model.actor))]
+    before = [parameter.detach().clone() for parameter in new]
+    model.learn(20, reset_num_timesteps=False)
+    assert all(th.equal(parameter, old) for parameter, old in zip(new, before, strict=True))
+    obs = np.ones((1, 2), dtype=np.float32)
+    np.testing.assert_allclose(model.predict(obs)[0], model._networks.scaled_actions(obs), rtol=1e-5)
+    for parameter, target in zip(model.actor.parameters(), model.actor_target.parameters(), strict=True):
+        th.testing.assert_close(target, parameter, rtol=0, atol=0.1)
+    model.save(io.BytesIO())
+
+
+def trained_by(network: Any) -> list[nn.Parameter]:
+    return [parameter for group in network.optimizer.param_groups for parameter in group["params"]]
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_critics_learn_beside_a_frozen_actor(layer_norm: bool) -> None:
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm}))
+    model.actor.requires_grad_(False)
+    actor, critic = deepcopy(model.actor.state_dict()), deepcopy(model.critic.state_dict())
+    model.learn(20)
+    assert all(th.equal(value, actor[name]) for name, value in model.actor.state_dict().items())
+    assert not any(th.equal(value, critic[name]) for name, value in model.critic.state_dict().items())

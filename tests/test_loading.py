@@ -743,6 +743,16 @@ def test_gamma_of_a_loaded_agent_reaches_its_n_step_buffer() -> None:
     assert not isinstance(TD3X.load(zip_of(sb3), n_steps=1).replay_buffer, NStepReplayBuffer)
 
 
+@pytest.mark.parametrize("algorithm", [TD3, TD3X])
+def test_buffer_class_that_ignores_n_steps_still_does_after_loading(algorithm: type[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = algorithm("MlpPolicy", CountingEnv(), **tiny(n_steps=3, replay_buffer_class=ReplayBuffer))
+    with pytest.warns(UserWarning, match="n_steps=3 is not used"):
+        loaded = TD3X.load(zip_of(model))
+    assert type(loaded.replay_buffer) is ReplayBuffer
+
+
 # Parameters
 
 

@@ -532,6 +532,15 @@ def test_hook_is_saved_and_loaded(case: str) -> None:
     )
 
 
+def test_hook_is_changed_and_removed_between_trainings() -> None:
+    model = make(hook=RewardScale(10.0)).learn(2)
+    model.reward_shaping = {"sb3_td3x.shaping.RewardScale": {"scale": 3.0}}
+    model.learn(2)
+    model.reward_shaping = None
+    model.learn(2)
+    np.testing.assert_array_equal(model.replay_buffer.rewards[:6, 0], [10, 20, 3, 6, 1, 2])
+
+
 def test_hook_is_changed_and_removed_at_loading() -> None:
     zip_file = io.BytesIO()
     make(hook=RewardScale(10.0)).save(zip_file)

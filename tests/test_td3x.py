@@ -151,6 +151,18 @@ def test_set_random_seed() -> None:
 
 
 @pytest.mark.lowest_sb3
+def test_length_of_a_training() -> None:
+    """Integral numbers of any type, as SB3's users write them; what remains of a finished one may be negative."""
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+    for timesteps in (7.0, np.int64(7), 7):
+        assert model.learn(timesteps).num_timesteps == 7  # type: ignore[arg-type]
+        assert type(model._total_timesteps) is int
+    assert model.learn(-3, reset_num_timesteps=False).num_timesteps == 7
+    for bad in (7.5, "7", None):
+        with pytest.raises(ValueError, match=r"total_timesteps=.* is not allowed, expected an integer$"):
+            model.learn(bad)  # type: ignore[arg-type]
+
+
 def test_learn_twice() -> None:
     model = make(action_noise=noise(), action_noise_decay=0.9).learn(20)
     assert (model.num_timesteps, model._n_updates, model._exploration_timesteps) == (20, 15, 15)
