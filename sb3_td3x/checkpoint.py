@@ -28,6 +28,7 @@ from sb3_td3x.checkpoint_folder import (
     remove_all_but,
     write_checkpoint,
 )
+from sb3_td3x.files import FolderLock
 from sb3_td3x.interruption import (
     PIPE_ERRORS,
     TerminationRequest,
@@ -127,8 +128,8 @@ class ResumableCheckpoint(BaseCallback):
         was stopped and resumed ends with the same parameters, bit for bit, as if it had not been (on a CPU). Nothing is
         saved on interruption then: going on from the last checkpoint gives the same run
     :param verbose: Verbosity level: 0 for no output, 1 for a message when an interrupted training was saved
-    :raises ValueError: an argument is out of range, the folder holds checkpoints of another run, or the replay buffer
-        is of a class that it does not know
+    :raises ValueError: an argument is out of range, the folder holds checkpoints of another run or another process
+        writes there, or the replay buffer is of a class that it does not know
     """
 
     model: "TD3X"
@@ -146,6 +147,8 @@ class ResumableCheckpoint(BaseCallback):
         self.save_freq = check_integer("save_freq", save_freq, low=1)
         self.keep = check_integer("keep", keep, low=1)
         self.exact = check_bool("exact", exact)
+        # Where the envs' Monitor writes; None: where the folder of the checkpoints lies
+        self.run_folder: Path | None = None
         # The envs' seed at the last reset of an exact run
         self.env_seed: int | None = None
         self._active = False
@@ -154,6 +157,7 @@ class ResumableCheckpoint(BaseCallback):
         self._boundary: _Boundary | None = None
         self._resumed: Resumed | None = None
         self._termination = TerminationRequest()
+        self._lock: FolderLock | None = None
 
     def _init_callback(self) -> None:
         from sb3_td3x.td3x import TD3X
@@ -161,12 +165,28 @@ class ResumableCheckpoint(BaseCallback):
         if not isinstance(self.model, TD3X):
             raise ValueError(f"model={self.model!r} is not allowed with ResumableCheckpoint, expected a TD3X")
 
+    def on_entering(self) -> None:
+        """
+        Called by ``TD3X.learn`` at its start, before anything is written.
+
+        :raises ValueError: another process writes to the folder
+        """
+        if not tuning.get() and self.save_path is not None and self.save_path.is_dir():
+            self._take_lock(self.save_path)
+
+    def _take_lock(self, folder: Path) -> None:
+        if self._lock is None:
+            self._lock = FolderLock(folder)
+            self._lock.acquire()
+
     def _on_training_start(self) -> None:
         if tuning.get():
             return
         if self.save_path is None:
             raise ValueError("save_path=None is not allowed outside of RL Zoo, expected a folder for the checkpoints")
         check_supported(self.model.replay_buffer)
+        (self.save_path / REPLAY_BUFFER).mkdir(parents=True, exist_ok=True)
+        self._take_lock(self.save_path)
         resumed, self.model._resumed = self.model._resumed, None
         if resumed is not None and resumed.state["num_timesteps"] == self.model.num_timesteps:
             self._go_on(resumed)
@@ -175,7 +195,6 @@ class ResumableCheckpoint(BaseCallback):
                 f"save_path='{self.save_path}' holds checkpoints of another run, expected a folder without any: "
                 "go on with that run by TD3X.resume, or delete it"
             )
-        (self.save_path / REPLAY_BUFFER).mkdir(parents=True, exist_ok=True)
         self._due_after = self.model.num_timesteps
         # The first checkpoint writes the whole replay buffer, which may have changed since it was written last
         self._boundary = self._here(chain=None)
@@ -250,11 +269,13 @@ class ResumableCheckpoint(BaseCallback):
 
     def on_leaving(self) -> None:
         """Called by ``TD3X.learn`` at its end, however it ends."""
-        if self._active:
-            self._stop()
+        self._stop()
 
     def _stop(self) -> None:
         self._active = False
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
         self._termination.uninstall()
 
     def _here(self, chain: Chain | None) -> _Boundary:
@@ -360,7 +381,8 @@ class ResumableCheckpoint(BaseCallback):
             "callbacks": run_state.callback_states(self.locals["callback"]),
             "logs": run_state.pending_logs(self.logger),
             "tensorboard": _tensorboard_folder(self.logger),
-            "monitor_sizes": monitor_sizes(self.save_path.parent),
+            "save_path": str(self.save_path.resolve()),
+            "monitor_sizes": monitor_sizes(self.run_folder or self.save_path.parent),
             "replay_buffer": {
                 "class": type(replay_buffer).__name__,
                 "buffer_size": replay_buffer.buffer_size,
@@ -416,8 +438,6 @@ def resume(
     env_seed = state["env_seed"] if state["exact"] else int(np.random.randint(2**31))
     reset_envs(model, env_seed)
     state["env_seed"] = env_seed
-    if state["tensorboard"] is not None and Path(state["tensorboard"]).is_dir():
-        model.set_logger(_continued_logger(state["tensorboard"], model.num_timesteps, model.verbose))
     model._resumed = Resumed(checkpoint, state, run_state.generators(model))
     return model
 
@@ -450,7 +470,8 @@ def reset_envs(model: "TD3X", seed: int) -> None:
 @contextlib.contextmanager
 def guarded_training(model: "TD3X", callback: MaybeCallback) -> Iterator[None]:
     """
-    Save a training before an error leaves it, and say which env's process has died if that was the error.
+    Keep other processes from a training's checkpoints, save it before an error leaves it, and say which env's process
+    has died if that was the error.
 
     :param model: the agent
     :param callback: the callback of the training, as given to ``learn``
@@ -460,6 +481,9 @@ def guarded_training(model: "TD3X", callback: MaybeCallback) -> Iterator[None]:
     checkpoints = [child for child in found if isinstance(child, ResumableCheckpoint)]
     workers = describe_workers(model.env)
     try:
+        for checkpoint in checkpoints:
+            checkpoint.on_entering()
+        _continue_logging(model)
         with broken_pipes_to_dead_workers(model.env):
             yield
     except BaseException as error:
@@ -482,6 +506,22 @@ def parameters_are_finite(model: "TD3X") -> bool:
     :return: whether no parameter of its networks is NaN or infinite
     """
     return all(bool(th.isfinite(param).all()) for param in model.policy.parameters())
+
+
+def _continue_logging(model: "TD3X") -> None:
+    """
+    Let a training that goes on log to TensorBoard where it did before. A copy of its checkpoints logs elsewhere, and a
+    user's own logger is not replaced.
+
+    :param model: the agent
+    """
+    resumed = model._resumed
+    if resumed is None or resumed.state["num_timesteps"] != model.num_timesteps or model._custom_logger:
+        return
+    folder = resumed.state["tensorboard"]
+    is_original = str(resumed.checkpoint.path.parent.resolve()) == resumed.state["save_path"]
+    if is_original and folder is not None and Path(folder).is_dir():
+        model.set_logger(_continued_logger(folder, model.num_timesteps, model.verbose))
 
 
 def _tensorboard_folder(logger: Logger) -> str | None:

@@ -38,13 +38,11 @@ class Checkpoint:
     A checkpoint whose manifest is whole.
 
     :param path: its folder
-    :param number: its place in the order of those beside it
     :param files: its files
     :param chain: the files of its replay buffer
     """
 
     path: Path
-    number: int
     files: tuple[FileRecord, ...]
     chain: Chain
 
@@ -84,7 +82,7 @@ def write_checkpoint(directory: Path, files: dict[str, bytes], chain: Chain, tim
         for name, content in files.items():
             with atomic_write(partial / name) as file:
                 file.write(content)
-        checkpoint = Checkpoint(path, number, tuple(file_record(partial / name) for name in files), chain)
+        checkpoint = Checkpoint(path, tuple(file_record(partial / name) for name in files), chain)
         with atomic_write(partial / MANIFEST) as file:
             file.write(_manifest(checkpoint))
         partial.rename(path)
@@ -112,7 +110,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ]
         return Checkpoint(
             path,
-            _number(path),
             tuple(FileRecord(**record) for record in manifest["files"]),
             Chain(segments=tuple(segments), **manifest["replay_buffer"]),
         )

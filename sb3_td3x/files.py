@@ -1,6 +1,7 @@
-"""Writing files so that a kill or a full disk leaves the old file or the new one, whole."""
+"""Writing files so that a kill, a full disk or another process leaves the old file or the new one, whole."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -12,6 +13,11 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from stable_baselines3.common.save_util import open_path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # What a killed process may leave behind; safe to delete once no process writes there
 TEMPORARY_PATTERN = ".*.*.partial"
@@ -65,6 +71,39 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class FolderLock:
+    """
+    Keeps other processes from writing to a folder, until it is released or the process ends, however it ends. Processes
+    that were forked do not hold it. Where system or file system have no such locks it does nothing.
+
+    :param folder: the folder, which gets a file ``.lock``
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._path = folder / ".lock"
+        self._file: BinaryIO | None = None
+
+    def acquire(self) -> None:
+        """
+        :raises ValueError: another process holds it
+        """
+        if fcntl is None:
+            return
+        self._file = self._path.open("ab")
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.release()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ValueError(f"'{self._path.parent}' is in use by another process, which goes on there") from None
+
+    def release(self) -> None:
+        """Let others write, if it was held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,17 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
 class OptionalCheckpoint(ResumableCheckpoint):
     """A checkpoint that nobody asked for by name: where it is not possible, a warning is enough."""
 
-    def _on_training_start(self) -> None:
+    _is_off = False
+
+    def on_entering(self) -> None:
+        self._is_off = False
         with self._warning():
-            super()._on_training_start()
+            super().on_entering()
+
+    def _on_training_start(self) -> None:
+        if not self._is_off:
+            with self._warning():
+                super()._on_training_start()
 
     def _save(self) -> bool:
         with self._warning():
@@ -190,6 +198,7 @@ class OptionalCheckpoint(ResumableCheckpoint):
             yield
         except ValueError as error:
             warnings.warn(f"This run cannot be resumed: {error}", stacklevel=2)
+            self._is_off = True
             self.on_leaving()
 
 
@@ -213,6 +222,7 @@ def place_checkpoints(manager: "ExperimentManager", save_freq: int) -> None:
         checkpoints = [OptionalCheckpoint(save_freq=save_freq)]
         manager.callbacks.extend(checkpoints)
     for checkpoint in checkpoints:
+        checkpoint.run_folder = Path(manager.save_path)
         if checkpoint.save_path is None:
             checkpoint.save_path = checkpoint_folder(manager.save_path)
 

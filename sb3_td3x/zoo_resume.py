@@ -1,8 +1,9 @@
 """Going on with an interrupted run of RL Zoo, by the zoo's own training command."""
 
 import argparse
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
-from sb3_td3x.checkpoint_folder import newest_whole_checkpoint
+from sb3_td3x.checkpoint_folder import Checkpoint, newest_whole_checkpoint
+from sb3_td3x.files import FolderLock
 from sb3_td3x.run_logs import cut_monitor_files, go_on_monitoring, monitor_start
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo import ALGO, Hyperparams, checkpoint_folder
@@ -33,26 +35,43 @@ def resume_run(folder: Path) -> None:
     Go on with a run from its newest whole checkpoint, in its own folder, until its number of timesteps.
 
     :param folder: the folder of the run
-    :raises UnusableRunError: it holds no run of td3x, or no checkpoint that is whole
+    :raises UnusableRunError: it holds no run of td3x, or no checkpoint that is whole, or another process trains it
     """
     config_folder = _config_folder(folder)
     # The zoo's own way to read what it wrote
     args = argparse.Namespace(**yaml.load((config_folder / "args.yml").read_text(), Loader=yaml.UnsafeLoader))
     if args.algo != ALGO or args.optimize_hyperparameters:
         raise UnusableRunError(f"{folder} is no training of {ALGO}")
+    with _locked(_checkpoints_of(folder)) as checkpoint:
+        # The checkpoint has what the run took from another agent
+        args.trained_agent = ""
+        print(f"Going on from {checkpoint.path}")
+        cut_monitor_files(folder, read_state(checkpoint)["monitor_sizes"])
+        with (
+            mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),
+            mock.patch.object(rl_zoo3.train, "ExperimentManager", functools.partial(ResumedExperiment, folder)),
+        ):
+            rl_zoo3.train.train()
+
+
+@contextlib.contextmanager
+def _locked(checkpoints: Path) -> Iterator[Checkpoint]:
+    """
+    :param checkpoints: where a run's checkpoints are; other processes are kept from it
+    :return: the newest one that is whole
+    :raises UnusableRunError: there is none, or another process trains the run
+    """
+    lock = FolderLock(checkpoints)
     try:
-        checkpoint = newest_whole_checkpoint(_checkpoints_of(folder))
+        if checkpoints.is_dir():
+            lock.acquire()
+        checkpoint = newest_whole_checkpoint(checkpoints)
     except ValueError as error:
         raise UnusableRunError(str(error)) from None
-    # The checkpoint has what the run took from another agent
-    args.trained_agent = ""
-    print(f"Going on from {checkpoint.path}")
-    cut_monitor_files(folder, read_state(checkpoint)["monitor_sizes"])
-    with (
-        mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),
-        mock.patch.object(rl_zoo3.train, "ExperimentManager", functools.partial(ResumedExperiment, folder)),
-    ):
-        rl_zoo3.train.train()
+    try:
+        yield checkpoint
+    finally:
+        lock.release()
 
 
 class ResumedExperiment(ExperimentManager):

@@ -5,6 +5,7 @@ import copy
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 from test_determinism import assert_identical, everything, global_states
 from zoo_helpers import GoalEnv
@@ -713,6 +715,63 @@ def test_tensorboard_goes_on(tmp_path: Path) -> None:
     steps = [event.step for event in events.Scalars("rollout/ep_rew_mean")]
     assert steps == sorted(set(steps))
     assert len(steps) == model._episode_num
+
+
+def test_only_a_training_that_goes_on_touches_tensorboard(tmp_path: Path) -> None:
+    """Nothing is cut for an agent that is only looked at, for a copy of the run, or where a user has set a logger."""
+    pytest.importorskip("tensorboard")
+    checkpoints, tensorboard = tmp_path / "checkpoints", tmp_path / "tb"
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(tensorboard_log=str(tensorboard)))
+    with pytest.raises(LookupError):
+        model.learn(90, [ResumableCheckpoint(checkpoints, 25, exact=True), At(70, fail)], log_interval=1)
+    before = {path: path.read_bytes() for path in tensorboard.glob("TD3X_1/*")}
+    shutil.copytree(checkpoints, tmp_path / "copy")
+
+    looked_at = TD3X.resume(checkpoints, counting_vec_env(1), device="cpu")
+    looked_at.set_logger(configure_logger())
+    looked_at.learn(5, ResumableCheckpoint(checkpoints), reset_num_timesteps=False)
+    copy = TD3X.resume(tmp_path / "copy", counting_vec_env(1), device="cpu")
+    copy.learn(5, ResumableCheckpoint(tmp_path / "copy"), reset_num_timesteps=False)
+    # SB3 lets a training that goes on write another file into the newest folder
+    assert {path: path.read_bytes() for path in before} == before
+
+
+HOLD_LOCK = """
+import pathlib, sys
+from sb3_td3x.files import FolderLock
+
+lock = FolderLock(pathlib.Path(sys.argv[1]))
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held_by_another_process(folder: Path) -> Iterator[None]:
+    """It is killed in the end."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        yield
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_two_processes_cannot_write_checkpoints_of_one_run(run_folder: Path) -> None:
+    """Each would delete the other's files. When the other is killed, its lock is gone."""
+    files = sorted(run_folder.rglob("*"))
+    model = TD3X.resume(run_folder, counting_vec_env(1), device="cpu")
+    with held_by_another_process(run_folder), pytest.raises(ValueError, match="is in use by another process"):
+        model.learn(50, ResumableCheckpoint(run_folder, 5), reset_num_timesteps=False)
+    assert sorted(run_folder.rglob("*")) == files
+    model.learn(50, ResumableCheckpoint(run_folder, 5), reset_num_timesteps=False)
+    assert timesteps(run_folder) == 100
 
 
 # Bad input

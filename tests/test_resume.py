@@ -11,12 +11,13 @@ import pytest
 from envs import counting_vec_env, tiny
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import load_results
+from test_checkpoint import held_by_another_process
 from test_zoo import make_manager
 from test_zoo_commands import environment, run_python, state_dicts_are_equal
 
 from sb3_td3x import TD3X, __main__
-from sb3_td3x.checkpoint import ResumableCheckpoint
-from sb3_td3x.checkpoint_folder import list_checkpoints
+from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
 
 ENV = "Pendulum-v1"
 STEPS = 1600
@@ -124,6 +125,16 @@ def test_place_in_the_zoo(tmp_path: Path) -> None:
     assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
     assert checkpoint.save_freq == 100
 
+    # Of checkpoints that lie elsewhere, the run's own files are in the folder of the run all the same
+    manager = make_manager(tmp_path, save_freq=100)
+    checkpoint = ResumableCheckpoint(tmp_path / "elsewhere")
+    manager.callbacks = [checkpoint]
+    manager.create_callbacks()
+    Path(manager.save_path).mkdir(parents=True)
+    (Path(manager.save_path) / "0.monitor.csv").write_text("12345")
+    TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, checkpoint)
+    assert read_state(newest_whole_checkpoint(tmp_path / "elsewhere"))["monitor_sizes"] == {"0.monitor.csv": 5}
+
     manager = make_manager(tmp_path, save_freq=100)
     manager.callbacks = [ResumableCheckpoint(save_freq=7)]
     manager.create_callbacks()
@@ -150,6 +161,19 @@ def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> N
     with pytest.warns(UserWarning, match="This run cannot be resumed: replay_buffer_class=Own is not allowed"):
         model.learn(20, manager.callbacks)
     assert not (Path(manager.save_path) / "checkpoints").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_run_that_another_process_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither it nor its files may be touched."""
+    (tmp_path / ENV).mkdir()
+    (tmp_path / ENV / "args.yml").write_text("algo: td3x\noptimize_hyperparameters: false")
+    TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, ResumableCheckpoint(tmp_path / "checkpoints"))
+    (tmp_path / "0.monitor.csv").write_text("12345")
+    with held_by_another_process(tmp_path / "checkpoints"):
+        assert __main__.main(["resume", str(tmp_path)]) == 2
+    assert "is in use by another process" in capsys.readouterr().err
+    assert (tmp_path / "0.monitor.csv").read_text() == "12345"
 
 
 @pytest.mark.parametrize(
