@@ -3,13 +3,15 @@ Published agents: ``rl-trained-agents/td3x/ENV_1/``, the zoo's layout, and in it
 all seeds of the environment. What is read here is read without running code from it.
 """
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch as th
 
 from sb3_td3x.files import atomic_write
 from sb3_td3x.play import config_folder, load_player, make_env
@@ -143,6 +145,18 @@ def find_agents(folder: Path = AGENTS_FOLDER) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"{ALGO}/*/{TRAINING_FILE}"))
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The sums of more threads differ in their last digits, and returns with them."""
+    threads = th.get_num_threads()
+    th.set_num_threads(1)
+    try:
+        yield
+    finally:
+        th.set_num_threads(threads)
+
+
+@_one_thread()
 def evaluate(folder: Path, zip_name: str, n_episodes: int, first_seed: int) -> list[float]:
     """
     Play deterministically in the env of a zoo's run.

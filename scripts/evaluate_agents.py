@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch as th
 from agent_folders import (
     AGENTS_FOLDER,
     N_TEST_EPISODES,
@@ -193,8 +192,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-readme", action="store_true", help="write the table into README.md")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="the JSON file")
     args = parser.parse_args(arguments)
-    # As published; the sums of more threads differ in their last digits
-    th.set_num_threads(1)
 
     summaries, worse = [], []
     folders = find_agents(args.folder)

@@ -214,6 +214,24 @@ def test_the_time_between_an_interruption_and_its_resumption_is_no_training(tmp_
     assert publish_agent.training_seconds(tmp_path) == pytest.approx(60 + 40.5)
 
 
+def test_agents_play_with_one_thread(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever plays them, and whatever it does beside: returns depend on it."""
+    threads: list[int] = []
+
+    def load_player(path: Path) -> TD3X:
+        threads.append(th.get_num_threads())
+        return TD3X.load(path, device="cpu")
+
+    monkeypatch.setattr(agent_folders, "load_player", load_player)
+    before = th.get_num_threads()
+    try:
+        th.set_num_threads(2)
+        evaluate(find_agents(published)[0], f"{ENV}.zip", 1, TEST_SEED)
+        assert (threads, th.get_num_threads()) == ([1], 2)
+    finally:
+        th.set_num_threads(before)
+
+
 def test_command_can_be_typed(published: Path) -> None:
     training = Training.read(find_agents(published)[0])
     words = shlex.split(training.seeds[0].command)
