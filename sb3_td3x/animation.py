@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
@@ -32,12 +33,13 @@ _DPI = 100
 @dataclass(frozen=True, eq=False)
 class Recording:
     """
-    One episode of T steps. The last line of a notebook's cell shows it as an animation.
+    One episode of T steps of the agent. The last line of a notebook's cell shows it as an animation.
 
     :param frames: the env's pictures, each of the state in which the action was chosen, (T, height, width, 3) uint8
     :param actions: the actions as the env got them, (T, d)
     :param rewards: the env's own rewards, neither normalized nor shaped, (T,)
-    :param fps: steps for each second of the env's time; with repeated actions a step is several env steps
+    :param fps: steps for each second of the env's time; with repeated actions a step is several env steps, which
+        ``Monitor`` or ``TimeLimit`` count where they are below the wrapper that repeats
     """
 
     frames: np.ndarray = field(repr=False)
@@ -178,7 +180,8 @@ def record_episode(
         stepped, so do not hand over the one that is trained in. Statistics of ``VecNormalize`` are used, not updated
     :param seed: seed of the env's next episode; None: goes on with its random numbers
     :param deterministic: whether a stochastic policy takes its mean
-    :param max_steps: stop after so many env steps; None: at the episode's end
+    :param max_steps: stop after so many steps of the agent, with repeated actions several env steps each; None: at the
+        episode's end
     :param width: wider frames are made so many pixels wide, since 1,600 frames of 600 x 400 take a gigabyte;
         None: frames as they come
     :return: the episode
@@ -200,33 +203,46 @@ def record_episode(
     frames: list[np.ndarray] = []
     actions: list[np.ndarray] = []
     rewards: list[float] = []
-    n_env_steps = 0
+    n_env_steps: list[int] = []
     try:
         obs: Any = env.reset()
         state, start, return_so_far = None, np.ones(1, dtype=bool), 0.0
         while not (frames and start[0]) and len(frames) != max_steps:
+            n_env_steps.append(_count_env_steps(env, len(frames)))
             frames.append(_picture(env, width))
             action, state = model.predict(obs, state, start, deterministic)
             # Some envs change the action in place
             actions.append(np.array(action[0]).ravel())
             obs, step_rewards, start, infos = env.step(action)
             reward = float((step_rewards if normalize is None else normalize.get_original_reward())[0])
-            n_env_steps += 1
-            # The Monitor knows the rewards below all other wrappers; at the episode's end it tells their sum and number
+            # The Monitor knows the rewards below all other wrappers; at the episode's end it tells their sum
             if monitored and ("episode" in infos[0] or not start[0]):
-                if start[0]:
-                    episode_return, n_env_steps = infos[0]["episode"]["r"], infos[0]["episode"]["l"]
-                else:
-                    monitor_rewards = env.get_attr("rewards")[0]
-                    episode_return, n_env_steps = sum(monitor_rewards), len(monitor_rewards)
+                episode_return = infos[0]["episode"]["r"] if start[0] else sum(env.get_attr("rewards")[0])
                 reward = episode_return - return_so_far
                 return_so_far = episode_return
             rewards.append(reward)
     finally:
         if normalize is not None:
             normalize.training = was_training
-    fps = env.get_attr("metadata")[0].get("render_fps") or _DEFAULT_FPS
-    return Recording(np.stack(frames), np.stack(actions), np.array(rewards), float(fps) * len(rewards) / n_env_steps)
+    fps = float(env.get_attr("metadata")[0].get("render_fps") or _DEFAULT_FPS)
+    if len(frames) > 1:
+        # Until the last picture: nothing tells how long a step is that an episode's end cuts short
+        fps *= (len(frames) - 1) / (n_env_steps[-1] - n_env_steps[0])
+    return Recording(np.stack(frames), np.stack(actions), np.array(rewards), fps)
+
+
+def _count_env_steps(env: VecEnv, n_steps: int) -> int:
+    """
+    :param env: the env, within an episode
+    :param n_steps: steps of the agent so far
+    :return: env steps so far: of all counts the highest, which is the lowest wrapper's
+    """
+    counts = [n_steps]
+    if env.env_is_wrapped(Monitor)[0]:
+        counts.append(len(env.get_attr("rewards")[0]))
+    if env.env_is_wrapped(TimeLimit)[0]:
+        counts.append(env.get_attr("_elapsed_steps")[0])
+    return max(counts)
 
 
 def _one_rendering_env(env: gym.Env | VecEnv) -> VecEnv:

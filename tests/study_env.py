@@ -38,4 +38,16 @@ class PointEnv(gym.Env[np.ndarray, np.ndarray]):
         return self.point, 1.0, False, False, {}
 
 
+class LivesEnv(PointEnv):
+    """The same with the lives of a game of Atari: three, of which one is lost after each three steps."""
+
+    @property
+    def ale(self) -> "LivesEnv":
+        return self
+
+    def lives(self) -> int:
+        return 3 - self.steps % EPISODE_LENGTH // 3
+
+
 gym.register("StudyPoint-v0", f"{__name__}:PointEnv", max_episode_steps=EPISODE_LENGTH)
+gym.register("StudyLives-v0", f"{__name__}:LivesEnv", max_episode_steps=EPISODE_LENGTH)

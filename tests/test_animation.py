@@ -124,6 +124,34 @@ def test_repeated_actions_play_at_the_envs_speed(tmp_path: pathlib.Path) -> None
     assert sum(durations(Image.open(tmp_path / "part.gif"))) == 9 * 4 * 1000 // 30 + 1500
 
 
+def test_repeated_actions_below_the_monitor_or_without_it() -> None:
+    """As in a notebook: the wrapper that repeats is around the env's time limit, a Monitor around both, or nothing."""
+    model = TD3X("MlpPolicy", PENDULUM, **tiny())
+
+    def skipping() -> gym.Env:
+        return FrameSkip(rendering(), skip=3)
+
+    for env in (skipping(), Monitor(skipping()), DummyVecEnv([skipping])):
+        whole = record_episode(model, env)
+        # The last of 200 env steps are one decision of two
+        assert (len(whole), whole.fps) == (67, 10)
+    # Steps of the agent, not of the env
+    part = record_episode(model, skipping(), max_steps=10)
+    assert (len(part), part.fps) == (10, 10)
+    # One picture tells nothing of the speed
+    assert record_episode(model, skipping(), max_steps=1).fps == 30
+
+
+def test_repeated_actions_without_anything_that_counts() -> None:
+    class Pictures(CountingEnv):
+        render_mode = "rgb_array"
+
+        def render(self) -> Any:
+            return np.zeros((8, 8, 3), np.uint8)
+
+    assert record_episode(TD3X("MlpPolicy", Pictures(), **tiny()), DummyVecEnv([Pictures])).fps == 30
+
+
 def test_rewards_without_monitor() -> None:
     """VecNormalize knows the rewards before it divides them."""
     venv = VecNormalize(DummyVecEnv([rendering]))

@@ -184,6 +184,9 @@ def test_bad_sweeps(tmp_path: Path, content: str, error: str) -> None:
 def test_bad_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"The arm 'no_delay' is unknown: did you mean 'no-delay'\?"):
         ablation_arms([PENDULUM], names=["no_delay"])
+    with pytest.raises(ValueError, match=r"Pendulum-v1 has none of the arms no-decay, no-shaping: .*, ddpg, decay$"):
+        ablation_arms([LUNAR, PENDULUM], names=["no-decay", "no-shaping"])
+    assert [arm.name for arm in ablation_arms([LUNAR, PENDULUM], names=["no-decay", "decay"])] == ["no-decay", "decay"]
     with pytest.raises(ValueError, match=r"The algorithm 'tq' is unknown: did you mean 'tqc'\?"):
         comparison_arms(["tq"], [PENDULUM])
     file = tmp_path / "conf.yml"
@@ -204,6 +207,8 @@ def test_bad_names(tmp_path: Path) -> None:
         ({"rl_zoo3.wrappers.FrameSkip": {"skip": 2}}, 2),
         (["rl_zoo3.wrappers.TimeFeatureWrapper", {"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}], 3),
         ([{"stable_baselines3.common.atari_wrappers.MaxAndSkipEnv": None}], 4),
+        ("stable_baselines3.common.atari_wrappers.AtariWrapper", 4),
+        ([{"stable_baselines3.common.atari_wrappers.AtariWrapper": {"frame_skip": 2, "clip_reward": False}}], 2),
     ],
 )
 def test_action_repeat(wrappers: Any, repeat: int) -> None:

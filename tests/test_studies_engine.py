@@ -241,6 +241,7 @@ def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkey
     [
         (["ablation", "--env", "Pendulm-v1"], "The env 'Pendulm-v1' is unknown: did you mean 'Pendulum-v1'?"),
         (["ablation", "--arms", "ful"], "The arm 'ful' is unknown: did you mean 'full'?"),
+        (["ablation", "--arms", "no-decay"], "Pendulum-v1 has none of the arms no-decay: expected one of full, stoch"),
         (["compare", "td3z", "--env", "Pendulum-v1"], "The algorithm 'td3z' is unknown: did you mean 'td3"),
         (["sweep", "no.yml", "--env", "Pendulum-v1"], "no.yml is no YAML file that can be read"),
         (["ablation", "--gym-packages", "no_such_package"], "--gym-packages no_such_package cannot be imported"),

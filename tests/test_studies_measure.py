@@ -38,12 +38,12 @@ CRITICS: dict[str, type[BaseAlgorithm]] = {
 }
 
 
-def trained(folder: Path, algo: str, model: BaseAlgorithm, **config: Any) -> TrainedRun:
+def trained(folder: Path, algo: str, model: BaseAlgorithm, env: str = ENV, **config: Any) -> TrainedRun:
     """A run's folder with what the zoo writes."""
-    run = TrainedRun(folder, algo, ENV)
+    run = TrainedRun(folder, algo, env)
     run.settings_folder.mkdir(parents=True, exist_ok=True)
     (run.settings_folder / "config.yml").write_text(yaml.safe_dump({"policy": "MlpPolicy", **config}))
-    (run.settings_folder / "args.yml").write_text(yaml.safe_dump({"env": ENV, "env_kwargs": None}))
+    (run.settings_folder / "args.yml").write_text(yaml.safe_dump({"env": env, "env_kwargs": None}))
     model.save(run.last_agent)
     return run
 
@@ -134,6 +134,16 @@ def test_agents_saved_on_the_way(tmp_path: Path) -> None:
     estimates = estimate_values(run, 100, 2, 0)
     assert estimates is not None
     assert [estimate.timesteps for estimate in estimates] == [20, 100]
+
+
+def test_episodes_are_whole_where_a_wrapper_ends_them_at_each_lost_life(tmp_path: Path) -> None:
+    wrapper = "stable_baselines3.common.atari_wrappers.EpisodicLifeEnv"
+    run = trained(tmp_path, "td3x", make(TD3X), "StudyLives-v0", env_wrapper=[wrapper])
+    env = run.make_env(1, seed=0)
+    env.reset()
+    ends = [env.step(np.zeros((1, 2)))[2][0] for _ in range(3)]
+    assert ends == [False, False, True]
+    assert play_episodes(run, run.last_agent, n_episodes=3, seed=0) == ([N] * 3, [N] * 3)
 
 
 def test_starts_are_the_same_for_all_runs(tmp_path: Path) -> None:

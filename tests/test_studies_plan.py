@@ -1,14 +1,18 @@
 """What a study's folder says of it, and what is refused."""
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import yaml
 
+from sb3_td3x.files import atomic_write
+from sb3_td3x.studies import plan
 from sb3_td3x.studies.arms import Arm
 from sb3_td3x.studies.plan import Plan, Settings, prepare, runs_of, settings_of
 from sb3_td3x.studies.records import (
@@ -115,6 +119,30 @@ def test_a_study_s_folder(tmp_path: Path) -> None:
     assert grown["timesteps"] == {"E-v0": 100, "n/F-v0": 200, "G-v0": 7}
     assert grown["arms"]["a"] == config["arms"]["a"]
     assert grown["arms"]["c"]["hyperparams"] == {"G-v0": {"tau": 0.3}}
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_kill_while_the_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    written: list[Path] = []
+
+    @contextlib.contextmanager
+    def killed(path: Path) -> Iterator[BinaryIO]:
+        if len(written) == kept:
+            path.with_name(f".{path.name}.0123abcd.partial").touch()
+            raise KeyboardInterrupt
+        written.append(path)
+        with atomic_write(path) as file:
+            yield file
+
+    study = tmp_path / "study"
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "atomic_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(PLAN, study)
+    prepare(PLAN, study)
+    assert json.loads((study / "study.json").read_text())["seeds"] == [1, 2]
+    for arm in PLAN.arms:
+        assert yaml.safe_load((study / f"hyperparams/{arm.name}.yml").read_text()) == arm.hyperparams
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,31 @@
 
 import csv
 import html.parser
+import itertools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from PIL import Image
 from study_folders import make_record, write, write_plausible_study, write_study
 
 from sb3_td3x.studies import bootstrap
+from sb3_td3x.studies.arms import ablation_arms
+from sb3_td3x.studies.bootstrap import Estimate
 from sb3_td3x.studies.document import Bullets, Heading, Paragraph, Table, to_html, to_markdown
-from sb3_td3x.studies.figures import shorten, time_unit
+from sb3_td3x.studies.figures import _DPI, _STYLE, _WIDTH, Figures, shorten, time_unit
 from sb3_td3x.studies.report import write_report
+from sb3_td3x.studies.statistics import Curve
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +193,52 @@ def test_many_arms(tmp_path: Path):
     assert text.count("arm-14") >= 4
 
 
+@pytest.fixture(scope="module")
+def all_64() -> list[str]:
+    """The names of all arms of the largest ablation."""
+    names = [arm.name for arm in ablation_arms(["BipedalWalker-v3"], all_64=True)]
+    assert len(names) == 51
+    return names
+
+
+def test_labels_of_all_combinations_are_told_apart(all_64: list[str], tmp_path: Path):
+    for length, labels in Figures(tmp_path, all_64)._labels.items():
+        assert labels.keys() == set(all_64)
+        assert len(set(labels.values())) == 51
+        assert max(map(len, labels.values())) <= length
+        assert labels["stochastic-policy"] == "stochastic-policy"
+
+
+@pytest.mark.parametrize("n_arms", [9, 12])
+@pytest.mark.parametrize("differ", [False, True])
+def test_titles_of_panels_do_not_run_into_each_other(
+    all_64: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_arms: int, differ: bool
+):
+    boxes = []
+
+    def measure(figures: Figures, name: str, height: float, draw: Callable[[Figure], None]) -> None:
+        with rc_context(_STYLE):
+            figure = Figure(figsize=(_WIDTH, height), dpi=_DPI)
+            canvas = FigureCanvasAgg(figure)
+            draw(figure)
+            canvas.draw()
+        titles = {axes.get_title("left") for axes in figure.axes}
+        boxes.extend(text.get_window_extent() for text in figure.findobj(Text) if text.get_text() in titles)
+
+    monkeypatch.setattr(Figures, "_save", measure)
+    x, y = np.array([1, 2]), np.zeros(2)
+    # Names of one to five parts
+    arms = all_64[4::4][-n_arms:]
+    curves = {arm: Curve(x, y[None], Estimate(y, y, y, 1 + differ * (idx % 2))) for idx, arm in enumerate(arms)}
+    handles = [Line2D([], [], label="a line")]
+    Figures(tmp_path, all_64)._panels("a", curves, lambda axes, arm: None, handles, "Return")
+    assert len(boxes) == n_arms
+    for row in {box.y0 for box in boxes}:
+        beside = sorted((box.x0, box.x1) for box in boxes if box.y0 == row)
+        gaps = [start - end for (_, end), (start, _) in itertools.pairwise([*beside, (_WIDTH * _DPI, 0)])]
+        assert min(gaps) > 0, beside
+
+
 def test_nothing_finished(tmp_path: Path):
     study = write_study(tmp_path / "empty", {"Pendulum-v1": {"full": {}}}, seeds=[1])
     with pytest.raises(ValueError, match="nothing to report"):
@@ -216,8 +272,11 @@ def test_texts_are_escaped(tmp_path: Path):
 
 
 def test_names_and_units():
-    assert shorten("short") == "short"
-    assert shorten("learning_rate=0.001,gamma=0.99", 11) == "learn…=0.99"
+    labels = {"short": "short", "learning_rate=0.001,gamma=0.99": "learn…=0.99", "no-replay+no-delay": "no-re+no-de"}
+    assert shorten(list(labels), 11) == labels
+    # Initials, where parts would look the same; numbers, where nothing else tells names apart
+    assert shorten(["no-replay+no-delay+no-targets"], 11) == {"no-replay+no-delay+no-targets": "nr+nd+nt"}
+    assert shorten(["lr0.001+tau1", "lr0.002+tau1"], 8) == {"lr0.001+tau1": "lr…au1#1", "lr0.002+tau1": "lr…au1#2"}
     assert time_unit(59.0) == ("seconds", 1.0)
     assert time_unit(600.0) == ("minutes", 60.0)
     assert time_unit(9000.0) == ("hours", 3600.0)

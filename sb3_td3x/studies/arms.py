@@ -30,8 +30,12 @@ _ZOO_KEYS = (
     *("n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback"),
     *("env_kwargs", "monitor_kwargs", "noise_type", "noise_std"),
 )
-# The zoo's and SB3's wrappers that repeat each action `skip` times, by default 4
-_REPEATING = ("rl_zoo3.wrappers.FrameSkip", "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv")
+# The zoo's and SB3's wrappers that repeat each action, and the argument that says how often, by default 4 times
+_REPEATING = {
+    "rl_zoo3.wrappers.FrameSkip": "skip",
+    "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv": "skip",
+    "stable_baselines3.common.atari_wrappers.AtariWrapper": "frame_skip",
+}
 _DEFAULT_SKIP = 4
 # They say nothing without exploration noise
 _NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
@@ -215,7 +219,7 @@ def action_repeat(entry: Mapping[str, Any]) -> int:
     for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
         for name, kwargs in wrapper.items() if isinstance(wrapper, dict) else [(wrapper, {})]:
             if name in _REPEATING:
-                repeat *= int((kwargs or {}).get("skip", _DEFAULT_SKIP))
+                repeat *= int((kwargs or {}).get(_REPEATING[name], _DEFAULT_SKIP))
     return repeat
 
 
@@ -288,7 +292,7 @@ def ablation_arms(
     :param all_64: whether to take every combination of the six tricks
     :param names: the arms to take; None: all
     :return: the arms; one that equals another in an env is left out there, with a printed line
-    :raises ValueError: an arm or an env is unknown
+    :raises ValueError: an arm or an env is unknown, or an env has none of the arms
     """
     path = conf_file or hyperparams_path()
     arms: dict[str, Arm] = {}
@@ -316,6 +320,10 @@ def ablation_arms(
     if names is not None:
         for name in names:
             check_choice("The arm", name, arms)
+        for env in envs:
+            known = [name for name, arm in arms.items() if env in arm.hyperparams]
+            if not set(names) & set(known):
+                raise ValueError(f"{env} has none of the arms {', '.join(names)}: expected one of {', '.join(known)}")
         arms = {name: arm for name, arm in arms.items() if name in names}
     return without_equals(list(arms.values()))
 

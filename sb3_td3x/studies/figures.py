@@ -1,6 +1,8 @@
 """The pictures of a report. Each arm keeps its colour and line through all of them."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +57,9 @@ _MAX_PAIRS = 12
 _BAND_ALPHA = 0.18
 # How much of the height one row of an arm takes, in inches
 _ROW = 0.24
+# How many letters of an arm's name fit: beside a row or in a legend, and where there is less room
+_LABEL = 28
+_NARROW_LABEL = 20
 
 STEPS = "Env steps"
 RETURN = "Return of an episode"
@@ -83,6 +88,7 @@ class Figures:
 
     def __init__(self, folder: Path, arms: Sequence[str]):
         self.folder = folder
+        self._labels = {length: shorten(arms, length) for length in (_LABEL, _NARROW_LABEL)}
         self._styles = {arms[0]: _ArmStyle(_BASE_COLOR, _LINES[0])}
         for idx, arm in enumerate(arms[1:]):
             line = _LINES[idx // len(_COLORS) % len(_LINES)]
@@ -118,7 +124,6 @@ class Figures:
         curves = statistics.learning
         base = curves.get(statistics.base or "")
         last = max(int(curve.timesteps[-1]) for curve in curves.values())
-        titles = _panel_titles(curves)
 
         def panel(axes: Axes, arm: str) -> None:
             curve = curves[arm]
@@ -128,7 +133,6 @@ class Figures:
                 axes.plot(base.timesteps, base.estimate.value, color=_BASE_COLOR, linewidth=1, linestyle=_LINES[1])
             _band(axes, curve.timesteps, curve.estimate, color)
             axes.plot(curve.timesteps, curve.estimate.value, color=color)
-            axes.set_title(titles[arm], loc="left")
             _steps_axis(axes, last)
 
         handles: list[Any] = [
@@ -138,7 +142,7 @@ class Figures:
         ]
         if base is not None:
             handles.append(Line2D([], [], color=_BASE_COLOR, linewidth=1, linestyle=_LINES[1], label=statistics.base))
-        return self._panels(name, list(curves), panel, handles, RETURN)
+        return self._panels(name, curves, panel, handles, RETURN)
 
     def scores(self, statistics: EnvStatistics, name: str) -> Path:
         """
@@ -202,7 +206,7 @@ class Figures:
             left.set_xlim(-0.03, 1.03)
             left.set_xlabel(f"Probability that an arm beats {base}")
             for axes in others:
-                _draw_pairs(axes, arms, matrix)
+                _draw_pairs(axes, [self._labels[_NARROW_LABEL][arm] for arm in arms], matrix)
             _legend(figure, _interval_handles("probability"))
 
         rows = max(len(improvement), len(arms) if with_pairs else 0)
@@ -234,8 +238,8 @@ class Figures:
         :param name: of the file
         :return: a panel for each arm, with the critic's values and the returns
         """
-        last = max(int(curves.difference.timesteps[-1]) for curves in values.values())
-        titles = _panel_titles({arm: curves.difference for arm, curves in values.items()})
+        differences = {arm: curves.difference for arm, curves in values.items()}
+        last = max(int(curve.timesteps[-1]) for curve in differences.values())
         limits = _limits([curve for arm in values for curve in (values[arm].estimated, values[arm].monte_carlo)])
 
         def panel(axes: Axes, arm: str) -> None:
@@ -243,7 +247,6 @@ class Figures:
             for curve, line in ((curves.estimated, "-"), (curves.monte_carlo, _LINES[1])):
                 _band(axes, curve.timesteps, curve.estimate, color)
                 axes.plot(curve.timesteps, curve.estimate.value, color=color, linestyle=line)
-            axes.set_title(titles[arm], loc="left")
             axes.set_ylim(limits)
             _steps_axis(axes, last)
 
@@ -252,7 +255,7 @@ class Figures:
             Line2D([], [], color="#555555", linestyle=_LINES[1], label="Monte-Carlo return"),
             Patch(color="#555555", alpha=_BAND_ALPHA, linewidth=0, label="95% interval"),
         ]
-        return self._panels(name, list(values), panel, handles, "Discounted return")
+        return self._panels(name, differences, panel, handles, "Discounted return")
 
     def speed(self, statistics: EnvStatistics, name: str) -> Path:
         """
@@ -280,7 +283,7 @@ class Figures:
                 axes.set_xlabel(label)
                 axes.set_xlim(left=0)
                 axes.xaxis.set_major_locator(MaxNLocator(5))
-                _arm_axis(axes, statistics.arms)
+                self._arm_axis(axes, statistics.arms)
             _legend(figure, [Patch(color="#555555", alpha=0.3, linewidth=0, label="median"), _seed_handle()])
 
         return self._save(name, 0.9 + _ROW * len(statistics.arms), draw)
@@ -326,7 +329,7 @@ class Figures:
         :return: its line, for the legend
         """
         style = self._styles[arm]
-        return Line2D([], [], color=style.color, linestyle=style.line, label=shorten(arm))
+        return Line2D([], [], color=style.color, linestyle=style.line, label=self._labels[_LABEL][arm])
 
     def _intervals(self, axes: Axes, estimates: Mapping[str, Estimate], base: str | None) -> None:
         """
@@ -344,7 +347,7 @@ class Figures:
             axes.plot([estimate.value[0]] * 2, [row - 0.36, row + 0.36], color=color, linewidth=2.2, zorder=3)
         if base is not None and base in estimates:
             axes.axvline(float(estimates[base].value[0]), color=_BASE_COLOR, linewidth=0.8, linestyle=_LINES[1])
-        _arm_axis(axes, list(estimates))
+        self._arm_axis(axes, list(estimates))
         axes.xaxis.set_major_locator(MaxNLocator(6))
 
     def _profile(self, axes: Axes, profile: Profile) -> None:
@@ -358,24 +361,42 @@ class Figures:
         axes.set_ylim(-0.02, 1.02)
         axes.xaxis.set_major_locator(MaxNLocator(6))
 
+    def _arm_axis(self, axes: Axes, arms: list[str]) -> None:
+        """
+        :param axes: whose rows are arms, the first at the top
+        :param arms: their names
+        """
+        axes.set_yticks(range(len(arms)), [self._labels[_LABEL][arm] for arm in arms])
+        axes.set_ylim(len(arms) - 0.4, -0.6)
+        axes.grid(False, axis="y")
+        axes.tick_params(axis="y", length=0)
+
     def _panels(
-        self, name: str, arms: list[str], panel: Callable[[Axes, str], None], handles: Sequence[Any], ylabel: str
+        self,
+        name: str,
+        curves: Mapping[str, Curve],
+        panel: Callable[[Axes, str], None],
+        handles: Sequence[Any],
+        ylabel: str,
     ) -> Path:
         """
         :param name: of the file
-        :param arms: a panel for each
-        :param panel: draws it
+        :param curves: a curve of each arm that has a panel
+        :param panel: draws it, but for its title
         :param handles: of the legend
         :param ylabel: what the vertical axes show
         :return: the picture
         """
+        arms = list(curves)
         columns = min(len(arms), 3 if len(arms) in (3, 5, 6, 9) else 4)
         rows = math.ceil(len(arms) / columns)
+        titles = _panel_titles(curves, self._labels[_NARROW_LABEL if columns == 4 else _LABEL])
 
         def draw(figure: Figure) -> None:
             grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
             for axes, arm in zip(grid, arms, strict=False):
                 panel(axes, arm)
+                axes.set_title(titles[arm], loc="left")
             for idx, axes in enumerate(grid):
                 # Below a panel there may be none
                 is_lowest = idx + columns >= len(arms)
@@ -472,23 +493,22 @@ def _draw_reference(axes: Axes, reference: Reference | None, last: int) -> list[
     return lines
 
 
-def _draw_pairs(axes: Axes, arms: list[str], matrix: np.ndarray) -> None:
+def _draw_pairs(axes: Axes, labels: list[str], matrix: np.ndarray) -> None:
     """
     :param axes: where to draw
-    :param arms: names of rows and columns
+    :param labels: of the arms of rows and columns
     :param matrix: probability that the arm of a row improves on that of a column
     """
-    shown = np.ma.masked_array(matrix, np.eye(len(arms), dtype=bool))
+    shown = np.ma.masked_array(matrix, np.eye(len(labels), dtype=bool))
     # Purple to orange, told apart by all kinds of colour vision
     axes.imshow(shown, cmap="PuOr_r", vmin=0, vmax=1, aspect="auto")
-    for row, column in np.argwhere(~np.eye(len(arms), dtype=bool)):
+    for row, column in np.argwhere(~np.eye(len(labels), dtype=bool)):
         value = matrix[row, column]
         color = "white" if abs(value - 0.5) > 0.32 else "black"
         axes.text(column, row, f"{value:.2f}".replace("0.", "."), ha="center", va="center", fontsize=6.5, color=color)
-    names = [shorten(arm, 20) for arm in arms]
-    axes.set_xticks(range(len(arms)), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(arms)), names)
-    axes.set_title("Probability that the row beats the column", loc="center")
+    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_title("Probability that the row beats the column", loc="right")
     axes.grid(False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -522,17 +542,60 @@ def _bounds(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     return np.where(is_known, estimate.low, estimate.value), np.where(is_known, estimate.high, estimate.value)
 
 
-def _panel_titles(curves: Mapping[str, Curve]) -> dict[str, str]:
+def _panel_titles(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> dict[str, str]:
     """
     :param curves: of each arm
-    :return: its name, with the number of seeds where these differ
+    :param labels: of each arm
+    :return: its label, and below it the number of seeds where these differ
     """
     counts = {arm: curve.estimate.n_seeds for arm, curve in curves.items()}
     differ = len(set(counts.values())) > 1
-    return {arm: shorten(arm, 18 if differ else 26) + f" ({_seeds(counts[arm])})" * differ for arm in curves}
+    return {arm: labels[arm] + f"\n{_seeds(counts[arm])}" * differ for arm in curves}
 
 
-def shorten(name: str, length: int = 28) -> str:
+def shorten(names: Sequence[str], length: int) -> dict[str, str]:
+    """
+    :param names: names of arms
+    :param length: how many letters fit
+    :return: for each name a label that no other has: the name itself, its parts cut short
+        ("stoc+no-r+no-t+no-s+no-c"), their initials ("sp+nr+nt+ns+nc"), or its middle left out
+    """
+    labels = {name: name for name in names if len(name) <= length}
+    for rule in (_cut_parts, _initials, _cut_middle):
+        shortened = {name: rule(name, length) for name in names if name not in labels}
+        counts = Counter([*labels.values(), *shortened.values()])
+        labels |= {name: text for name, text in shortened.items() if len(text) <= length and counts[text] == 1}
+    for number, name in enumerate(names, 1):
+        # No name has this sign
+        labels.setdefault(name, f"{_cut_middle(name, length - len(f'#{number}'))}#{number}")
+    return labels
+
+
+def _cut_parts(name: str, length: int) -> str:
+    """
+    :param name: name of an arm
+    :param length: how many letters fit
+    :return: the first letters of each of the parts that ``+`` joins, as many as fit; the name where it has one part,
+        or they would look the same
+    """
+    parts = name.split("+")
+    fitting = (kept for kept in range(len(name), 0, -1) if len("+".join(part[:kept] for part in parts)) <= length)
+    kept = next(fitting, 1)
+    cut = [part[:kept] for part in parts]
+    return "+".join(cut) if 1 < len(parts) == len(set(cut)) else name
+
+
+def _initials(name: str, length: int) -> str:
+    """
+    :param name: name of an arm
+    :param length: not used, initials are as short as can be
+    :return: the first letter of each word of the parts that ``+`` joins; the name where it has one part
+    """
+    words = [re.findall(r"[^\W_]+", part) for part in name.split("+")]
+    return "+".join("".join(word[0] for word in part) for part in words) if len(words) > 1 else name
+
+
+def _cut_middle(name: str, length: int) -> str:
     """
     :param name: name of an arm
     :param length: how many letters fit
@@ -553,17 +616,6 @@ def _steps_axis(axes: Axes, last: int) -> None:
     axes.set_xlim(0, last * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _arm_axis(axes: Axes, arms: list[str]) -> None:
-    """
-    :param axes: whose rows are arms, the first at the top
-    :param arms: their names
-    """
-    axes.set_yticks(range(len(arms)), [shorten(arm) for arm in arms])
-    axes.set_ylim(len(arms) - 0.4, -0.6)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
 
 
 def _interval_handles(label: str) -> list[Any]:

@@ -132,10 +132,11 @@ def play_episodes(run: TrainedRun, agent: Path, n_episodes: int, seed: int) -> t
     episodes: dict[int, tuple[float, int]] = {}
     while len(episodes) < n_episodes:
         player.step()
-        for idx in np.flatnonzero(player.dones):
-            # Each copy of the env counts once: its next episode would depend on the length of its first
-            episode = player.infos[idx]["episode"]
-            episodes.setdefault(int(idx), (float(episode["r"]), int(episode["l"])))
+        for idx, info in enumerate(player.infos):
+            # Wrappers for Atari end an episode at each lost life, the Monitor below them when the game is over. Each
+            # copy of the env counts once: its next episode would depend on the length of its first
+            if "episode" in info:
+                episodes.setdefault(idx, (float(info["episode"]["r"]), int(info["episode"]["l"])))
     env.close()
     returns, lengths = zip(*(episodes[idx] for idx in range(n_episodes)), strict=True)
     return list(returns), list(lengths)

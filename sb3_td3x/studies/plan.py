@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files import TEMPORARY_PATTERN, atomic_write
 from sb3_td3x.studies.arms import Arm, Entry, action_repeat
 from sb3_td3x.studies.records import FILE_NAME, FORMAT, env_file_name, read_record, run_folder
 
@@ -161,14 +161,22 @@ class Run:
         :return: whether it is whole
         :raises ValueError: its ``run.json`` is broken, or of another run; names the folder
         """
-        path = self.folder / FILE_NAME
+        return self.is_measured(self.folder)
+
+    def is_measured(self, folder: Path) -> bool:
+        """
+        :param folder: where it is, finished or not
+        :return: whether its ``run.json`` is there
+        :raises ValueError: that is broken, or of another run; names the folder
+        """
+        path = folder / FILE_NAME
         if not path.exists():
             return False
         record = read_record(path)
         found = (record.arm, record.algo, record.env, record.seed, record.timesteps)
         expected = (self.arm, self.algo, self.env, self.seed, self.timesteps)
         if found != expected:
-            raise ValueError(f"The run in {self.folder} is another one: its {FILE_NAME} says {found}, not {expected}")
+            raise ValueError(f"The run in {folder} is another one: its {FILE_NAME} says {found}, not {expected}")
         return True
 
 
@@ -223,14 +231,18 @@ def prepare(plan: Plan, study: Path) -> None:
     path = study / STUDY_FILE
     if path.exists():
         config = _merged(_read_config(path), config, study)
-    elif study.is_dir() and any(entry.name != LOCK_FILE for entry in study.iterdir()):
+    elif study.is_dir() and not all(
+        entry.name == LOCK_FILE or entry.match(TEMPORARY_PATTERN) for entry in study.iterdir()
+    ):
         raise ValueError(f"{study} is no folder of a study: it is not empty, and has no {STUDY_FILE}")
-    (study / "hyperparams").mkdir(parents=True, exist_ok=True)
+    study.mkdir(parents=True, exist_ok=True)
+    # First: a folder with anything else and without it is refused, and the others are written at each start
+    with atomic_write(path) as file:
+        file.write(json.dumps(config, indent=1).encode())
+    (study / "hyperparams").mkdir(exist_ok=True)
     for name, arm in config["arms"].items():
         with atomic_write(study / "hyperparams" / f"{name}.yml") as file:
             file.write(yaml.safe_dump(arm["hyperparams"], sort_keys=False).encode())
-    with atomic_write(path) as file:
-        file.write(json.dumps(config, indent=1).encode())
 
 
 def _read_config(path: Path) -> dict[str, Any]:

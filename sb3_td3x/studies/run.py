@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch as th
 
-from sb3_td3x.files import atomic_write, sync_folder
+from sb3_td3x.files import FolderLock, atomic_write, sync_folder
 from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun
@@ -142,7 +142,9 @@ def do_run(run: Run) -> Outcome:
             importlib.import_module(package)
         th.set_num_threads(run.num_threads)
         _train(run)
-        _measure(run)
+        # After a kill on the way into place the agents on the way may be gone: measure once
+        if not run.is_measured(run.unfinished):
+            _measure(run)
         _move_into_place(run)
     except Exception as error:
         _write_failure(run, error)
@@ -175,27 +177,56 @@ def _train(run: Run) -> None:
 
     :param run: a run
     :raises RunError: the zoo failed
+    :raises ValueError: another process trains it
     """
     timing = _timing(run)
-    if timing.finished:
+    if timing.finished and run.unfinished.is_dir():
         return
-    resumable = run.algo == ALGO and _newest_checkpoint(run) is not None
-    if resumable and _train_part(run, timing, ["sb3_td3x", "resume", str(run.unfinished)]):
-        return
-    # Also where that failed: a checkpoint that does not work must not keep the run from ever being done
-    shutil.rmtree(run.workplace, ignore_errors=True)
-    run.workplace.mkdir(parents=True)
-    timing = _Timing(timing.path)
-    if not _train_part(run, timing, zoo_command(run)[2:]):
+    if not _resume(run, timing):
+        _clear(run)
+        timing = _Timing(timing.path)
+        _train_part(run, timing, zoo_command(run)[2:])
+    if not timing.finished:
         raise RunError(f"the training ended without its {run.zoo_timesteps} timesteps, see {run.failure}")
 
 
-def _train_part(run: Run, timing: _Timing, module: list[str]) -> bool:
+def _resume(run: Run, timing: _Timing) -> bool:
     """
     :param run: a run
     :param timing: how long it has taken so far, which is brought up to date
+    :return: whether it went on from its newest checkpoint, however far; a checkpoint that does not work must not keep
+        the run from ever being done
+    """
+    checkpoint = _newest_checkpoint(run)
+    if run.algo != ALGO or checkpoint is None:
+        return False
+    status = _train_part(run, timing, ["sb3_td3x", "resume", str(run.unfinished)])
+    # One that was killed, or interrupted and ended well, says nothing of its checkpoint
+    return status <= 0 or _newest_checkpoint(run) != checkpoint
+
+
+def _clear(run: Run) -> None:
+    """
+    Leave nothing in the workplace of a run.
+
+    :param run: the run
+    :raises ValueError: another process trains there, as one may on a machine that a cluster takes for dead
+    """
+    checkpoints = checkpoint_folder(run.unfinished)
+    if checkpoints.is_dir():
+        lock = FolderLock(checkpoints)
+        lock.acquire()
+        lock.release()
+    shutil.rmtree(run.workplace, ignore_errors=True)
+    run.workplace.mkdir(parents=True)
+
+
+def _train_part(run: Run, timing: _Timing, module: list[str]) -> int:
+    """
+    :param run: a run
+    :param timing: how long it has taken so far, which is brought up to date; finished if the training is whole
     :param module: the module to run, and its arguments
-    :return: whether the training is whole
+    :return: exit status of the process, below 0 where a signal ended it
     """
     start = time.perf_counter()
     before = timing.seconds
@@ -209,11 +240,10 @@ def _train_part(run: Run, timing: _Timing, module: list[str]) -> bool:
                 seen, timing.seconds = newest, before + time.perf_counter() - start
                 timing.write()
     # An interrupted zoo saves its agent too, and ends well
-    whole = process.returncode == 0 and measure.agent_timesteps(_trained(run).last_agent) >= run.zoo_timesteps
-    if whole:
+    if process.returncode == 0 and measure.agent_timesteps(_trained(run).last_agent) >= run.zoo_timesteps:
         timing.seconds, timing.finished = before + time.perf_counter() - start, True
         timing.write()
-    return whole
+    return process.returncode
 
 
 def _newest_checkpoint(run: Run) -> str | None:
@@ -301,13 +331,15 @@ def _measure(run: Run) -> None:
 def _move_into_place(run: Run) -> None:
     """
     Delete what was needed on the way only, and give the run's folder its name: at once, and with ``run.json`` in it.
+    Goes on where a kill ended it.
 
     :param run: a run
     """
     for path in _trained(run).saved_agents().values():
         path.unlink()
     shutil.rmtree(checkpoint_folder(run.unfinished), ignore_errors=True)
-    _log(run).replace(run.unfinished / "train.log")
+    if _log(run).exists():
+        _log(run).replace(run.unfinished / "train.log")
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     # Without a run.json it is no run of a study
     shutil.rmtree(run.folder, ignore_errors=True)
