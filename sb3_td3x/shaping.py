@@ -35,7 +35,7 @@ class ShapingBatch:
     :param observations: Observations that the actions were chosen for, of shape (n_envs, ...);
         a dictionary of such arrays for Dict spaces
     :param actions: Actions as sent to the environment, in its own action space (not scaled to [-1, 1]),
-        of shape (n_envs, action dimension)
+        of shape (n_envs, *action_shape)
     :param rewards: Rewards of the environment, float32 of shape (n_envs,)
     :param next_observations: Observations after the step; at the end of an episode its true last one,
         not the first of the next episode
