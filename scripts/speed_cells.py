@@ -60,6 +60,8 @@ CELLS = {
         replace(BIPEDAL, name="bipedal-8envs", n_envs=8, train_freq=8, gradient_steps=64),
         # Frames take 56 kB a transition
         Cell("carracing", CAR_RACING, (256, 256), 256, buffer_size=10_000, policy="CnnPolicy", peers=("td3x", "sb3")),
+        # What a training does besides updates: the floor takes the envs' steps alone
+        replace(BIPEDAL, name="rollout", gradient_steps=0),
         replace(BIPEDAL, name="update", peers=("td3x", "floor"), updates_only=True),
     )
 }
