@@ -6,8 +6,10 @@ hold lies apart, in ``pickled.NAME.pkl``, and is read where the file is trusted.
 """
 
 import base64
+import functools
 import inspect
 import io
+import itertools
 import json
 import re
 import types
@@ -30,7 +32,17 @@ from stable_baselines3.common.utils import get_device, get_system_info
 
 from sb3_td3x._version import __version__
 from sb3_td3x.files import FileRefused, SavePath, refusing
-from sb3_td3x.plain import CLASSES, PICKLE_PATHS, NotPlainError, from_pickle, from_plain, path_of, to_plain
+from sb3_td3x.plain import (
+    CLASSES,
+    PICKLE_PATHS,
+    JsonReader,
+    NotPlainError,
+    PickleReader,
+    from_pickle,
+    from_plain,
+    path_of,
+    to_plain,
+)
 from sb3_td3x.tensors import TensorInfo, describe_state, load_state
 from sb3_td3x.unpickling import named_in_pickle, read_pickle
 from sb3_td3x.zips import CheckedZip, open_checked_zip, write_sealed_zip
@@ -45,7 +57,7 @@ REBUILT = frozenset(
     {
         *("policy", "actor", "actor_target", "critic", "critic_target", "_networks", "_params", "_running_stats"),
         *("device", "env", "_vec_normalize_env", "_logger", "_custom_logger", "_replay_buffer", "_stochastic_actor"),
-        *("lr_schedule", "qf_lr_schedule", "_shaping", "_untrusted_reward_shaping"),
+        *("lr_schedule", "qf_lr_schedule", "_shaping", "_shaping_source", "_untrusted_reward_shaping", "_resumed"),
         *("actor_batch_norm_stats", "actor_batch_norm_stats_target"),
         *("critic_batch_norm_stats", "critic_batch_norm_stats_target"),
     }
@@ -58,7 +70,6 @@ States = dict[str, dict[str, Any]]
 
 # Limits
 MAX_DATA_SIZE = 64 * 2**20
-_MAX_DATA_VALUES = 300_000
 _MAX_TEXT_SIZE = 2**20
 _MAX_UNITS = 2**20
 _MAX_LAYERS = 100
@@ -210,10 +221,7 @@ def _read_data(archive: CheckedZip) -> dict[str, Any]:
     """
     name = archive.name
     text = archive.read("data", MAX_DATA_SIZE) if "data" in archive.members else b"{}"
-    # Each value takes some hundred bytes of memory
-    if sum(text.count(character) for character in (b",", b"[", b"{")) > _MAX_DATA_VALUES:
-        raise FileRefused(f"{name} is too large: more than {_MAX_DATA_VALUES} values among its attributes")
-    data = json.loads(text)
+    data = JsonReader(name).read(text)
     if not isinstance(data, dict) or "policy_class" not in data:
         raise FileRefused(f"{name} is a zip file but no agent saved by Stable-Baselines3")
     absent = [key for key in _HYPERPARAMETERS if key not in data]
@@ -281,7 +289,7 @@ def read_agent(
         for name in agent.data:
             check_name(name, cls, agent.name)
         replaced.update((name, value) for name, value in (given or {}).items() if name in agent.pickles)
-        attributes = {**read_attributes(agent, replaced, trusted), **replaced}
+        attributes = _with_integers({**read_attributes(agent, replaced, trusted), **replaced})
         check_attributes(attributes, agent.name)
         _check_networks(attributes, agent.describe(), agent.name)
     return attributes, agent.load_states(device)
@@ -317,6 +325,8 @@ def read_attributes(agent: AgentFile, unneeded: Collection[str], trusted: bool) 
     :raises FileRefused: one of them needs the file to be trusted, or is damaged
     """
     attributes, refused = {}, []
+    # Limits are those of all pickles together
+    reader, numbers = PickleReader(), itertools.count()
     for name, value in agent.data.items():
         if name in unneeded or name in REBUILT:
             continue
@@ -328,8 +338,8 @@ def read_attributes(agent: AgentFile, unneeded: Collection[str], trusted: bool) 
                 attributes[name] = from_plain(value)
             elif _SB3_PICKLED in value:
                 with refusing("it"):
-                    pickled = read_pickle(io.BytesIO(agent.pickles[name]), "it", PICKLE_PATHS)
-                    attributes[name] = from_pickle(pickled)
+                    pickled = read_pickle(io.BytesIO(agent.pickles[name]), "it", PICKLE_PATHS, numbers=numbers)
+                    attributes[name] = from_pickle(pickled, reader)
             else:
                 refused.append(f"{name} ({value[_PICKLED]!s:.100})")
         except FileRefused as error:
@@ -385,21 +395,26 @@ def _is_method(cls: type, name: str) -> bool:
 
 _Kinds = type | types.UnionType
 _NUMBER = int | float | np.integer | np.floating
+_COUNTERS = (
+    "n_envs",
+    "num_timesteps",
+    "_total_timesteps",
+    "_num_timesteps_at_start",
+    "_n_updates",
+    "_episode_num",
+    "_exploration_timesteps",
+    "_rollout_timesteps",
+    "_stats_window_size",
+)
 _ATTRIBUTES: dict[str, _Kinds] = {
     "policy_class": type,
     "policy_kwargs": dict,
     "observation_space": spaces.Space,
     "action_space": spaces.Box,
-    "n_envs": int,
-    "verbose": int,
-    "num_timesteps": int,
-    "_total_timesteps": int,
-    "_num_timesteps_at_start": int,
-    "_n_updates": int,
-    "_episode_num": int,
-    "_exploration_timesteps": int,
-    "_rollout_timesteps": int,
-    "_stats_window_size": int,
+    "verbose": bool | _NUMBER,
+    **dict.fromkeys(_COUNTERS, int),
+    # SB3 goes to any number
+    "_total_timesteps": _NUMBER,
     "_current_progress_remaining": _NUMBER,
     "action_noise": ActionNoise | None,
     "replay_buffer_kwargs": dict,
@@ -414,6 +429,20 @@ _ATTRIBUTES: dict[str, _Kinds] = {
 _NEEDED = ("policy_class", "policy_kwargs", "observation_space", "action_space", "n_envs", "verbose")
 
 
+def _with_integers(attributes: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param attributes: attributes of an agent
+    :return: the same with integers as counters, for which SB3 takes 1e6 and NumPy's numbers as well
+    """
+    counters = {name: attributes[name] for name in _COUNTERS if name in attributes}
+    integers = {
+        name: int(value)
+        for name, value in counters.items()
+        if isinstance(value, np.integer) or (isinstance(value, float | np.floating) and float(value).is_integer())
+    }
+    return {**attributes, **integers}
+
+
 def check_attributes(attributes: Mapping[str, Any], file: str) -> None:
     """
     :param attributes: attributes of an agent; arguments are checked by the agent itself
@@ -425,7 +454,8 @@ def check_attributes(attributes: Mapping[str, Any], file: str) -> None:
             raise FileRefused(f"{file} is no whole agent, it lacks {name}")
     for name, kinds in _ATTRIBUTES.items():
         value = attributes.get(name)
-        if name in attributes and (not isinstance(value, kinds) or isinstance(value, bool)):
+        is_allowed = isinstance(value, kinds) and (name == "verbose" or not isinstance(value, bool))
+        if name in attributes and not is_allowed:
             raise FileRefused(f"{file} has a bad {name}: {type(value).__name__}")
     policy_class = attributes.get("policy_class", BasePolicy)
     if not issubclass(policy_class, BasePolicy):
@@ -447,11 +477,13 @@ def _check_networks(attributes: Mapping[str, Any], states: dict[str, Any], file:
     :raises FileRefused: they do not belong together
     """
     policy_class: type = attributes["policy_class"]
-    if CLASSES.get(path_of(policy_class)) is not policy_class:
-        # The user's own, who has given it or trusts the file; it may not know PyTorch's meta device
-        return
     policy_kwargs = attributes.get("policy_kwargs", {})
+    if _is_own([policy_class, policy_kwargs]):
+        # The user has given it or trusts the file; it may not know PyTorch's meta device, nor these limits
+        return
     _check_numbers(policy_kwargs, f"policy_kwargs in {file}")
+    _check_number_of_layers(policy_kwargs, states["policy"], file)
+    _check_number_of_images(attributes["observation_space"], file)
     own_class: Any = type("Meta", (policy_class,), {"device": th.device("meta")})
     kwargs = {
         **{name: value for name, value in policy_kwargs.items() if name != "device"},
@@ -472,9 +504,21 @@ def _check_networks(attributes: Mapping[str, Any], states: dict[str, Any], file:
     _check_state(states["policy"], infos, f"policy.pth in {file}")
     for name, network in (("actor.optimizer", policy.actor), ("critic.optimizer", policy.critic)):
         shapes = [tuple(it.shape) for it in network.parameters()]
-        # Adafactor keeps sums of rows and columns; of a user's own nothing is known
-        is_known = CLASSES.get(path_of(optimizer_class)) is optimizer_class is not th.optim.Adafactor
-        _check_optimizer(states[name], shapes if is_known else None, shapes, f"{name}.pth in {file}")
+        # Adafactor keeps sums of rows and columns
+        own_shapes = None if optimizer_class is th.optim.Adafactor else shapes
+        _check_optimizer(states[name], own_shapes, shapes, f"{name}.pth in {file}")
+
+
+def _is_own(value: Any) -> bool:
+    """
+    :param value: arguments of a policy, or a part of them
+    :return: whether a class or function in it is the user's own: no file that is not trusted can name one
+    """
+    if isinstance(value, dict | list | tuple):
+        return any(map(_is_own, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, type):
+        return CLASSES.get(path_of(value)) is not value
+    return isinstance(value, types.FunctionType | functools.partial)
 
 
 def _check_numbers(value: Any, where: str) -> None:
@@ -496,6 +540,38 @@ def _check_numbers(value: Any, where: str) -> None:
             _check_numbers(entry, where)
     elif isinstance(value, _NUMBER) and value > _MAX_UNITS:
         raise FileRefused(f"{where} has the number {value!s:.40}, expected at most {_MAX_UNITS} units")
+
+
+def _check_number_of_layers(policy_kwargs: Mapping[str, Any], state: Any, file: str) -> None:
+    """
+    :param policy_kwargs: arguments of a policy, whose numbers were checked
+    :param state: its state dictionary
+    :param file: how to name the file in an error
+    :raises FileRefused: its critics would have more layers than the file has tensors for; making them takes long
+    """
+    net_arch = policy_kwargs.get("net_arch")
+    critic_arch = net_arch.get("qf") if isinstance(net_arch, dict) else net_arch
+    n_hidden = len(critic_arch) if isinstance(critic_arch, list | tuple) else 0
+    n_layers = policy_kwargs.get("n_critics", 1) * (n_hidden + 1)
+    n_tensors = len(state) if isinstance(state, dict) else 0
+    # Each has a weight and a bias, once more in the target network
+    if 4 * n_layers > n_tensors:
+        raise FileRefused(
+            f"policy.pth in {file} was saved with other policy_kwargs: {n_tensors} tensors are too few for {n_layers} "
+            "layers of critics"
+        )
+
+
+def _check_number_of_images(space: spaces.Space, file: str) -> None:
+    """
+    :param space: the observation space
+    :param file: how to name the file in an error
+    :raises FileRefused: a network for each of its images would take long to make
+    """
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else ()
+    n_images = sum(len(part.shape or ()) == 3 for part in parts)
+    if n_images > _MAX_LAYERS:
+        raise FileRefused(f"{file} has an observation_space of {n_images} images, expected at most {_MAX_LAYERS}")
 
 
 def _check_state(state: Any, expected: dict[str, TensorInfo], where: str) -> None:
@@ -535,9 +611,10 @@ def _check_optimizer(
         indices = group["params"]
         if indices != list(range(len(indices))) or (shapes is not None and len(indices) != len(shapes)):
             raise FileRefused(f"{where} holds {len(indices)} parameters: it was saved with other policy_kwargs")
+        known_indices = set(indices)
         largest = max(np.prod(shape, dtype=object) for shape in known) if known else 0
         for idx, entry in state["state"].items():
-            if idx not in indices:
+            if idx not in known_indices:
                 raise FileRefused(f"{where} holds a state of a parameter {idx!s:.40} that there is not")
             for key, info in entry.items():
                 if not isinstance(info, TensorInfo) or info.shape in ((), (1,)):
@@ -553,4 +630,5 @@ def pickles_of(agent: AgentFile) -> dict[str, list[str]]:
     :param agent: the file
     :return: what its pickles would import, by the names of the attributes
     """
-    return {name: named_in_pickle(io.BytesIO(pickle), agent.name) for name, pickle in agent.pickles.items()}
+    numbers = itertools.count()
+    return {name: named_in_pickle(io.BytesIO(pickle), agent.name, numbers) for name, pickle in agent.pickles.items()}

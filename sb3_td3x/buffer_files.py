@@ -4,6 +4,7 @@ Saved replay buffers: arrays and JSON in a zip file that ``numpy.load`` opens to
 Only the transitions that there are get written, and pass through memory in small parts.
 """
 
+import io
 import json
 import math
 import pickle
@@ -18,7 +19,19 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from sb3_td3x._version import __version__
 from sb3_td3x.buffers import PackedReplayBuffer, check_loaded_replay_buffer
 from sb3_td3x.files import FileRefused, SavePath, name_of, open_for_loading, open_for_saving, refusing
-from sb3_td3x.plain import PICKLE_PATHS, NotPlainError, from_pickle, from_plain, path_of, to_plain
+from sb3_td3x.plain import (
+    MAX_ARRAY_BYTES,
+    MAX_PARTS,
+    MAX_VALUES,
+    PICKLE_PATHS,
+    JsonReader,
+    NotPlainError,
+    PickleReader,
+    from_pickle,
+    from_plain,
+    path_of,
+    to_plain,
+)
 from sb3_td3x.unpickling import Pickled, read_pickle
 from sb3_td3x.zips import CHUNK_SIZE, CheckedZip, write_sealed_zip
 
@@ -187,7 +200,7 @@ def _read_zip(archive: CheckedZip, model: "TD3X") -> ReplayBuffer:
     with refusing(name):
         if "replay_buffer" not in archive.members:
             raise FileRefused(f"{name} is a zip file but no replay buffer")
-        attributes = from_plain(json.loads(archive.read("replay_buffer", _MAX_ATTRIBUTES_SIZE)))
+        attributes = from_plain(JsonReader(name).read(archive.read("replay_buffer", _MAX_ATTRIBUTES_SIZE)))
         if not isinstance(attributes, dict):
             raise FileRefused(f"{name} is a zip file but no replay buffer")
         _check_attributes(attributes, model, name)
@@ -327,9 +340,12 @@ def _read_infos(replay_buffer: HerReplayBuffer, archive: CheckedZip, rows: int) 
     :param archive: the file
     :param rows: how many there are
     """
+    # As many values as there are bytes: the infos of a large buffer are many
+    size = sum(info.compress_size for info in archive.members.values())
+    reader = JsonReader(archive.name, max(size, MAX_VALUES))
     with archive.open("infos.jsonl") as file:
         for row in range(rows):
-            infos = from_plain(json.loads(file.readline(_MAX_INFOS_LINE)))
+            infos = from_plain(reader.read(file.readline(_MAX_INFOS_LINE)))
             if not (isinstance(infos, list) and len(infos) == replay_buffer.n_envs):
                 raise FileRefused(f"{archive.name} has bad infos in row {row}")
             if not all(isinstance(info, dict) for info in infos):
@@ -364,6 +380,7 @@ def _read_pickle(file: BinaryIO, name: str, model: "TD3X") -> ReplayBuffer:
     :return: the replay buffer that it describes
     """
     with refusing(name):
+        size = _size_of(file)
         try:
             pickled = read_pickle(file, name, PICKLE_PATHS, _MAX_OPERATIONS)
         except FileRefused as error:
@@ -375,56 +392,78 @@ def _read_pickle(file: BinaryIO, name: str, model: "TD3X") -> ReplayBuffer:
         state.setdefault("handle_timeout_termination", False)
         state.setdefault("optimize_memory_usage", False)
         names = {*_COMMON, *_ARGUMENTS[_CLASSES[pickled.path]], "_current_ep_start"}
-        attributes = {key: from_pickle(value) for key, value in state.items() if key in names}
+        reader = PickleReader()
+        attributes = {key: from_pickle(value, reader) for key, value in state.items() if key in names}
         attributes = {key: int(it) if isinstance(it, np.integer) else it for key, it in attributes.items()}
         attributes["class"] = pickled.path
         _check_attributes(attributes, model, name)
         rows = attributes["buffer_size"]
-        columns = _columns(_make_empty(attributes, model, name, 1), state)
-        for key, (array, given) in columns.items():
-            shape = (rows, *array.shape[1:])
-            if not isinstance(given, np.ndarray) or given.shape != shape or given.dtype != array.dtype:
+        empty = _make_empty(attributes, model, name, 1)
+        given = _given_columns(empty, state, size)
+        # Old versions of SB3 know no time-outs
+        columns = {key: array for key, array in _columns(empty).items() if key in given or key != "timeouts"}
+        for key, array in columns.items():
+            shape, value = (rows, *array.shape[1:]), given.get(key)
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != array.dtype:
                 raise FileRefused(f"{name} has a bad {key}: expected {array.dtype} of shape {shape}")
         replay_buffer = _make_empty(attributes, model, name, rows)
-        for key, (array, _) in _columns(replay_buffer, state).items():
-            array[...] = columns[key][1]
+        for key in columns:
+            _columns(replay_buffer)[key][...] = given[key]
         if isinstance(replay_buffer, HerReplayBuffer) and replay_buffer.copy_info_dict:
-            infos = [_info(info) for info in state["infos"].state[-1]]
+            reader = PickleReader(max(size, MAX_PARTS), max(size, MAX_ARRAY_BYTES))
+            infos = [_info(info, reader) for info in state["infos"].state[-1]]
             replay_buffer.infos = np.array(infos, dtype=object).reshape(replay_buffer.infos.shape)
         _set_position(replay_buffer, attributes, name)
     return replay_buffer
 
 
-def _columns(replay_buffer: ReplayBuffer, state: dict[str, Any]) -> dict[str, tuple[np.ndarray, Any]]:
+def _size_of(file: BinaryIO) -> int:
+    """
+    :param file: a file
+    :return: how many bytes there are from here on
+    """
+    start = file.tell()
+    end = file.seek(0, io.SEEK_END)
+    file.seek(start)
+    return end - start
+
+
+def _columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
+    """
+    :param replay_buffer: a replay buffer
+    :return: its arrays by their names in a pickle
+    """
+    if isinstance(replay_buffer, PackedReplayBuffer):
+        return {"_rows": replay_buffer._rows}
+    return _arrays(replay_buffer)
+
+
+def _given_columns(replay_buffer: ReplayBuffer, state: dict[str, Any], size: int) -> dict[str, Any]:
     """
     :param replay_buffer: a replay buffer
     :param state: what a pickle of another one says
-    :return: the arrays of the one, and those of the other by the same names
+    :param size: size of the pickle in bytes; arrays that share none of them take no more
+    :return: what should be the arrays of the other one, by their names
     """
-    if isinstance(replay_buffer, PackedReplayBuffer):
-        return {"_rows": (replay_buffer._rows, from_pickle(state["_rows"], max_array_bytes=None))}
+    reader = PickleReader(max_array_bytes=size)
     given: dict[str, Any] = {}
-    for name in {key.partition(".")[0] for key in _arrays(replay_buffer)} & state.keys():
-        value = from_pickle(state[name], max_array_bytes=None)
+    for name in {key.partition(".")[0] for key in _columns(replay_buffer)} & state.keys():
+        value = from_pickle(state[name], reader)
         if isinstance(value, dict):
             own = getattr(replay_buffer, name)
             given.update({f"{name}.{number}": value.get(key) for number, key in enumerate(own)})
         else:
             given[name] = value
-    # Old versions of SB3 know no time-outs
-    return {
-        key: (array, given.get(key))
-        for key, array in _arrays(replay_buffer).items()
-        if key in given or key != "timeouts"
-    }
+    return given
 
 
-def _info(value: Any) -> dict[str, Any]:
+def _info(value: Any, reader: PickleReader) -> dict[str, Any]:
     """
     :param value: part of a pickle
+    :param reader: of all infos
     :return: an info of an env
     """
-    info = from_pickle(value)
+    info = from_pickle(value, reader)
     if not isinstance(info, dict):
         raise TypeError("its infos are no dictionaries")
     return info

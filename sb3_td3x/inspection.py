@@ -1,6 +1,7 @@
 """What is in an agent's file, told without running any of it."""
 
 import io
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from sb3_td3x.archive import REBUILT, AgentFile, open_agent, pickles_of
 from sb3_td3x.files import SavePath, refusing
-from sb3_td3x.plain import PICKLE_PATHS, from_pickle, from_plain, path_of
+from sb3_td3x.plain import PICKLE_PATHS, PickleReader, from_pickle, from_plain, path_of
 from sb3_td3x.tensors import TensorInfo
 from sb3_td3x.unpickling import read_pickle
 
@@ -33,41 +34,45 @@ def _lines(agent: AgentFile) -> Iterator[str]:
     :param agent: the file
     :return: the lines
     """
-    values = {name: _described(agent, name) for name in agent.data}
+    reader, numbers = PickleReader(), itertools.count()
+    values = {name: _described(agent, name, reader, numbers) for name in agent.data}
     pickles = pickles_of(agent)
     by = "TD3X" if "clipped_double_q" in agent.data else "SB3's TD3 or DDPG"
     yield f"{agent.name}: an agent of {by}, {sum(agent.sizes.values())} bytes"
     yield f"checksum: {'right' if agent.is_sealed else 'none'}"
     for name, text in agent.texts.items():
-        yield f"{name.removeprefix('_').removesuffix('.txt')}: {_one_line(text)}"
+        yield f"{name.removeprefix('_').removesuffix('.txt')}: {one_line(text)}"
     first = ("policy_class", "policy_kwargs", "observation_space", "action_space", "num_timesteps", "_n_updates")
     for name in first:
         yield f"{name.removeprefix('_')}: {values.pop(name, 'missing')}"
     for name, state in agent.describe().items():
-        yield f"{name}.pth: {agent.sizes[f'{name}.pth']} bytes, {_numbers_in(state)} numbers"
+        yield f"{one_line(name)}.pth: {agent.sizes[f'{name}.pth']} bytes, {_numbers_in(state)} numbers"
         if name == "policy":
             for network in sorted({key.partition(".")[0] for key in state}):
                 part = {key: info for key, info in state.items() if key.partition(".")[0] == network}
-                yield f"  {network}: {_numbers_in(part)} numbers"
+                yield f"  {one_line(network)}: {_numbers_in(part)} numbers"
     yield "attributes:"
     for name, value in sorted(values.items()):
-        yield f"  {_one_line(name)}: {value}"
+        yield f"  {one_line(name)}: {value}"
     yield f"pickles: {len(pickles) or 'none'}"
     for name, named in sorted(pickles.items()):
         unknown = sorted(set(named) - PICKLE_PATHS)
         verdict = f"needs trusted=True: names {', '.join(unknown)}" if unknown else "names only what is allowed"
-        yield f"  {_one_line(name)}: {'not needed, never read' if name in REBUILT else _one_line(verdict)}"
+        yield f"  {one_line(name)}: {'not needed, never read' if name in REBUILT else one_line(verdict)}"
 
 
-def _described(agent: AgentFile, name: str) -> str:
+def _described(agent: AgentFile, name: str, reader: PickleReader, numbers: Iterator[int]) -> str:
     """
     :param agent: the file
     :param name: name of an attribute
+    :param reader: of what its pickles say
+    :param numbers: of the operations in its pickles
     :return: its value in one line, as far as it can be known
     """
     try:
         if name in agent.pickles:
-            value = from_pickle(read_pickle(io.BytesIO(agent.pickles[name]), name, PICKLE_PATHS))
+            pickled = read_pickle(io.BytesIO(agent.pickles[name]), name, PICKLE_PATHS, numbers=numbers)
+            value = from_pickle(pickled, reader)
         else:
             value = from_plain(agent.data[name])
     except Exception:  # a pickle may hold anything
@@ -76,7 +81,7 @@ def _described(agent: AgentFile, name: str) -> str:
         return path_of(value)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {value.shape}"
-    return _one_line(repr(value))
+    return one_line(repr(value))
 
 
 def _numbers_in(state: Any) -> int:
@@ -90,7 +95,7 @@ def _numbers_in(state: Any) -> int:
     return sum(_numbers_in(entry) for entry in entries)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """
     :param text: a stranger's text
     :return: the same without what a terminal would obey, and not too long

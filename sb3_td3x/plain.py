@@ -8,6 +8,7 @@ pickles of SB3 say, see ``unpickling``.
 
 import base64
 import enum
+import json
 import math
 import pathlib
 import re
@@ -31,15 +32,17 @@ from torch import nn
 
 from sb3_td3x import policies
 from sb3_td3x.buffers import PackedReplayBuffer
+from sb3_td3x.files import FileRefused
 from sb3_td3x.schedules import SimpleLinearSchedule
 from sb3_td3x.shaping import OF_NUMBERS, ActionCost, FallPenalty, RewardClip, RewardOffset, RewardScale, ShapingChain
 from sb3_td3x.unpickling import Pickled
 
 _TAG = ":plain:"
 _MAX_DEPTH = 30
+MAX_VALUES = 300_000
 # Parts of a pickle may stand in many places, and grow by that
-_MAX_PARTS = 100_000
-_MAX_ARRAY_BYTES = 256 * 2**20
+MAX_PARTS = 300_000
+MAX_ARRAY_BYTES = 256 * 2**20
 
 
 class NotPlainError(TypeError):
@@ -343,6 +346,33 @@ def _base64(data: bytes) -> str:
 # From plain data
 
 
+class JsonReader:
+    """
+    Reads JSON within a limit.
+
+    :param name: how to name the file in an error
+    :param max_values: how many values there may be in all that is read
+    """
+
+    def __init__(self, name: str, max_values: int = MAX_VALUES) -> None:
+        self._name = name
+        self._max_values = max_values
+        self._values = 0
+
+    def read(self, text: bytes) -> Any:
+        """
+        :param text: JSON
+        :return: what it holds
+        :raises FileRefused: with what was read before it has too many values
+        :raises ValueError: it is no JSON
+        """
+        # Each value takes some hundred bytes of memory
+        self._values += sum(text.count(character) for character in (b",", b"[", b"{"))
+        if self._values > self._max_values:
+            raise FileRefused(f"{self._name} is too large: more than {self._max_values} values of JSON")
+        return json.loads(text)
+
+
 def from_plain(value: Any) -> Any:
     """
     The inverse of ``to_plain``.
@@ -457,25 +487,27 @@ PICKLE_PATHS = frozenset(
 )
 
 
-def from_pickle(value: Any, max_array_bytes: int | None = _MAX_ARRAY_BYTES) -> Any:
+def from_pickle(value: Any, reader: "PickleReader | None" = None) -> Any:
     """
     :param value: what ``read_pickle`` gave, with ``PICKLE_PATHS`` allowed
-    :param max_array_bytes: how large all arrays together may be; None: as large as the pickle
+    :param reader: the same for all values whose limits add up; None: for this one alone
     :return: the object
     :raises ValueError: it is not one that ``to_plain`` knows
     """
-    return _PickleReader(max_array_bytes).convert(value, 0)
+    return (reader or PickleReader()).convert(value, 0)
 
 
-class _PickleReader:
+class PickleReader:
     """
-    Makes objects of what a pickle says, within limits.
+    Makes objects of what pickles say, within limits.
 
-    :param max_array_bytes: how large all arrays together may be; None: any
+    :param max_parts: of how many parts all objects together may be
+    :param max_array_bytes: how large all arrays together may be
     """
 
-    def __init__(self, max_array_bytes: int | None) -> None:
-        self._max_array_bytes = math.inf if max_array_bytes is None else max_array_bytes
+    def __init__(self, max_parts: int = MAX_PARTS, max_array_bytes: int = MAX_ARRAY_BYTES) -> None:
+        self._max_parts = max_parts
+        self._max_array_bytes = max_array_bytes
         self._parts = 0
         self._array_bytes = 0
 
@@ -486,8 +518,10 @@ class _PickleReader:
         :return: the object
         """
         self._parts += 1
-        if depth > 2 * _MAX_DEPTH or self._parts > _MAX_PARTS:
-            raise ValueError("it is nested too deeply or too large")
+        if depth > 2 * _MAX_DEPTH:
+            raise ValueError("it is nested too deeply")
+        if self._parts > self._max_parts:
+            raise ValueError(f"it is too large: more than {self._max_parts} parts")
         if isinstance(value, list | tuple):
             return type(value)(self.convert(entry, depth + 1) for entry in value)
         if isinstance(value, dict):
@@ -546,5 +580,5 @@ class _PickleReader:
         data = _instance(data, bytes | bytearray)
         self._array_bytes += len(data)
         if self._array_bytes > self._max_array_bytes:
-            raise ValueError("its arrays are too large")
+            raise ValueError(f"its arrays take more than {self._max_array_bytes} bytes")
         return _array(dtype, shape, data, order)

@@ -1,6 +1,8 @@
 """Playing the folder of a zoo's run without running what strangers may have put there, unlike the zoo itself."""
 
 import importlib
+import io
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb3_td3x.files import FileRefused, refusing
-from sb3_td3x.plain import PICKLE_PATHS, from_pickle, path_of
+from sb3_td3x.inspection import one_line
+from sb3_td3x.plain import PICKLE_PATHS, PickleReader, from_pickle, path_of
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.unpickling import Pickled, read_pickle
 
@@ -29,12 +32,44 @@ WRAPPER_MODULES = (
 _WRITING_WRAPPERS = ("RecordVideo", "VecMonitor", "VecVideoRecorder")
 
 _VEC_NORMALIZE = path_of(VecNormalize)
-_MAX_YAML_SIZE = 2**20
+_MAX_YAML_SIZE = 2**17
+_MAX_YAML_VALUES = 20_000
 _MAX_STATISTICS_SIZE = 64 * 2**20
+_MAX_FRAMES = 1000
 
 
 class _ZooLoader(yaml.SafeLoader):
-    """Reads the two Python objects that the zoo writes as what they hold."""
+    """
+    Reads the two Python objects that the zoo writes as what they hold.
+
+    :param content: YAML
+    :param name: how to name the file in an error
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name = name
+        self._values = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """
+        :param parent: what the next node is part of
+        :param index: where in it
+        :return: the node
+        :raises FileRefused: there are too many, counting what an alias stands for each time that it is named
+        """
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._values
+        node = super().compose_node(parent, index)
+        assert node is not None
+        # A node that is not finished holds its own alias, without an end
+        self._values += self._sizes.get(node, _MAX_YAML_VALUES) if is_alias else 1
+        if self._values > _MAX_YAML_VALUES:
+            raise FileRefused(f"{self.name} is too large: more than {_MAX_YAML_VALUES} values")
+        if not is_alias:
+            self._sizes[node] = self._values - before
+        return node
 
 
 def _read_pairs(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
@@ -57,15 +92,29 @@ def read_zoo_yaml(path: Path) -> dict[str, Any]:
     :raises ValueError: it is damaged, or holds other Python objects
     """
     with refusing(str(path)):
-        if path.stat().st_size > _MAX_YAML_SIZE:
-            raise FileRefused(f"{path} is too large: more than {_MAX_YAML_SIZE} bytes")
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _ZooLoader)
+            content = _ZooLoader(_read(path, _MAX_YAML_SIZE), str(path)).get_single_data()
         except yaml.constructor.ConstructorError as error:
             raise FileRefused(f"{path} holds a Python object, and these can run code: {error.problem}") from None
         if not isinstance(content, dict):
             raise FileRefused(f"{path} holds {type(content).__name__}, expected names and values")
         return content
+
+
+def _read(path: Path, max_size: int) -> bytes:
+    """
+    :param path: a file
+    :param max_size: the most that it may have, in bytes
+    :return: its content
+    :raises FileRefused: it is larger, or a device or a pipe, which may have no end
+    """
+    if path.exists() and not path.is_file():
+        raise FileRefused(f"{path} is no file")
+    with path.open("rb") as file:
+        content = file.read(max_size + 1)
+    if len(content) > max_size:
+        raise FileRefused(f"{path} is too large: more than {max_size} bytes")
+    return content
 
 
 def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
@@ -78,14 +127,14 @@ def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
     :raises ValueError: the file is damaged, holds something else, or statistics of other observations
     """
     name = str(path)
-    with refusing(name), path.open("rb") as file:
-        if path.stat().st_size > _MAX_STATISTICS_SIZE:
-            raise FileRefused(f"{name} is too large: more than {_MAX_STATISTICS_SIZE} bytes")
-        pickled = read_pickle(file, name, {*PICKLE_PATHS, _VEC_NORMALIZE})
+    with refusing(name):
+        content = _read(path, _MAX_STATISTICS_SIZE)
+        pickled = read_pickle(io.BytesIO(content), name, {*PICKLE_PATHS, _VEC_NORMALIZE})
         if not (isinstance(pickled, Pickled) and pickled.path == _VEC_NORMALIZE and isinstance(pickled.state, dict)):
             raise FileRefused(f"{name} holds no VecNormalize")
         names = ("norm_obs", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon", "obs_rms", "ret_rms")
-        state = {key: from_pickle(pickled.state[key]) for key in names if key in pickled.state}
+        reader = PickleReader()
+        state = {key: from_pickle(pickled.state[key], reader) for key in names if key in pickled.state}
         obs_rms, ret_rms = state.pop("obs_rms", None), state.pop("ret_rms")
         env = VecNormalize(venv, training=False, norm_reward=False, **state)
         _check_statistics(ret_rms, env.ret_rms, name)
@@ -111,32 +160,39 @@ def _check_statistics(loaded: Any, expected: Any, name: str) -> None:
         raise FileRefused(f"{name} holds statistics of other observations than the env's")
 
 
-def _wrapper(spec: Any, where: str) -> Callable[[Any], Any]:
+def _wrapper(spec: Any, kind: type, where: str) -> Callable[[Any], Any]:
     """
     :param spec: a wrapper in the zoo's notation: a dotted path, or ``{path: keyword arguments}``, or a list of these
+    :param kind: what wrappers of such envs are
     :param where: how to name the file in an error
     :return: what wraps an env
     :raises FileRefused: it is not from one of the modules that are allowed
     """
-    wrappers = []
+    wrappers: list[tuple[str, Any, dict[str, Any]]] = []
     for entry in spec if isinstance(spec, list) else [spec]:
         path, kwargs = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, {})
-        module, _, name = str(path).rpartition(".")
+        module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
         if module not in WRAPPER_MODULES or name in _WRITING_WRAPPERS:
             raise FileRefused(
-                f"{where} asks for the wrapper {path!s:.80}, expected one of {', '.join(WRAPPER_MODULES)} that writes "
-                "nothing"
+                f"{where} asks for the wrapper {reprlib.repr(path)}, expected one of {', '.join(WRAPPER_MODULES)} that "
+                "writes nothing"
             )
         cls = getattr(importlib.import_module(module), name, None)
-        if not (isinstance(cls, type) and issubclass(cls, gym.Wrapper | VecEnvWrapper)):
-            raise FileRefused(f"{where} asks for {path!s:.80}, which is no wrapper")
+        if not (isinstance(cls, type) and issubclass(cls, kind)):
+            raise FileRefused(f"{where} asks for {path!r:.80}, which is no {kind.__name__}")
         if not isinstance(kwargs, dict | None):
-            raise FileRefused(f"{where} asks for {path!s:.80} with arguments that are no dictionary")
-        wrappers.append((cls, kwargs or {}))
+            raise FileRefused(f"{where} asks for {path} with arguments that are no dictionary")
+        wrappers.append((path, cls, kwargs or {}))
 
     def wrap(env: Any) -> Any:
-        for cls, kwargs in wrappers:
-            env = cls(env, **kwargs)
+        for path, cls, kwargs in wrappers:
+            try:
+                env = cls(env, **kwargs)
+            except Exception as error:  # whatever wrong arguments make of a wrapper
+                reason = one_line(f"{type(error).__name__}: {error}")
+                raise FileRefused(
+                    f"{where} asks for {path} with {reprlib.repr(kwargs)}, which cannot be made ({reason})"
+                ) from None
         return env
 
     return wrap
@@ -159,15 +215,18 @@ def make_env(folder: Path, render: bool = False, seed: int | None = None, n_envs
     # Of an id that it does not know, Gymnasium would import what stands before a colon
     if not isinstance(env_id, str) or env_id not in gym.registry:
         raise FileRefused(
-            f"{args_path} has env={env_id!r:.80}, which is no id of a registered env: name its package, --gym-packages"
+            f"{args_path} has env={reprlib.repr(env_id)}, which is no id of a registered env: name its package, "
+            "--gym-packages"
         )
     env_kwargs = args.get("env_kwargs") or config.get("env_kwargs") or {}
     frame_stack = config.get("frame_stack") or 0
-    if not isinstance(env_kwargs, dict) or type(frame_stack) is not int:
-        raise FileRefused(f"{config_path} has bad env_kwargs or frame_stack")
+    if not isinstance(env_kwargs, dict) or type(frame_stack) is not int or not 0 <= frame_stack <= _MAX_FRAMES:
+        raise FileRefused(
+            f"{config_path} has bad env_kwargs or frame_stack, expected a dictionary and an integer up to {_MAX_FRAMES}"
+        )
     where = str(config_path)
-    wrap = _wrapper(config["env_wrapper"], where) if config.get("env_wrapper") else None
-    wrap_all = _wrapper(config["vec_env_wrapper"], where) if config.get("vec_env_wrapper") else None
+    wrap = _wrapper(config["env_wrapper"], gym.Wrapper, where) if config.get("env_wrapper") else None
+    wrap_all = _wrapper(config["vec_env_wrapper"], VecEnvWrapper, where) if config.get("vec_env_wrapper") else None
     if render:
         env_kwargs = {"render_mode": "human", **env_kwargs}
     env = make_vec_env(env_id, n_envs, seed=seed, env_kwargs=env_kwargs, wrapper_class=wrap)

@@ -30,6 +30,9 @@ _ALLOWED = frozenset({*_STORAGES, _REBUILD_TENSOR, _REBUILD_PARAMETER, "collecti
 # Of what holds no tensors
 _MAX_PICKLE_SIZE = 64 * 2**20
 _MAX_DEPTH = 20
+# A list may stand in many places
+_MAX_PARTS = 300_000
+_MAX_DIMENSIONS = 64
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def describe_state(content: bytes, name: str) -> Any:
             for member, info in archive.members.items()
             if member.startswith(f"{folder}data/")
         }
-        return _describe(state, sizes, name, 0)
+        return _StateReader(sizes, name).describe(state, 0)
 
 
 def load_state(content: bytes, device: th.device | str, name: str) -> Any:
@@ -79,50 +82,70 @@ def load_state(content: bytes, device: th.device | str, name: str) -> Any:
         return th.load(io.BytesIO(content), map_location=device, weights_only=True)
 
 
-def _describe(value: Any, sizes: dict[str, int], name: str, depth: int) -> Any:
+class _StateReader:
     """
-    :param value: part of a pickle
+    Tells what tensors a state dictionary holds.
+
     :param sizes: sizes of the storages in bytes, by their keys
     :param name: how to name the file in an error
-    :param depth: in how many dictionaries and lists it lies
-    :return: the same with ``TensorInfo``
     """
-    if depth > _MAX_DEPTH:
-        raise FileRefused(f"{name} is nested too deeply")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return type(value)(_describe(entry, sizes, name, depth + 1) for entry in value)
-    if isinstance(value, dict):
-        return {key: _describe(entry, sizes, name, depth + 1) for key, entry in value.items()}
-    if isinstance(value, Pickled):
-        if value.path == "collections.OrderedDict" and not value.args:
-            return {str(key): _describe(entry, sizes, name, depth + 1) for key, entry in value.items}
-        if value.path == _REBUILD_PARAMETER:
-            return _describe(value.args[0], sizes, name, depth + 1)
-        if value.path == _REBUILD_TENSOR:
-            return _describe_tensor(value, sizes, name)
-    raise FileRefused(f"{name} holds {getattr(value, 'path', type(value).__name__)} where a tensor should be")
 
+    def __init__(self, sizes: dict[str, int], name: str) -> None:
+        self._sizes = sizes
+        self._name = name
+        self._parts = 0
 
-def _describe_tensor(value: Pickled, sizes: dict[str, int], name: str) -> TensorInfo:
-    """
-    :param value: the call that makes a tensor
-    :param sizes: sizes of the storages in bytes, by their keys
-    :param name: how to name the file in an error
-    :return: what it would make
-    """
-    storage, offset, shape, strides, *_ = value.args
-    if not isinstance(storage, PersistentId):
-        raise FileRefused(f"{name} holds a tensor without memory")
-    _, storage_type, key, _, number = storage.args[0]
-    dtype = _STORAGES[storage_type.path]
-    numbers = (number, offset, *shape, *strides)
-    if len(shape) != len(strides) or not all(type(it) is int and it >= 0 for it in numbers):
-        raise FileRefused(f"{name} holds a tensor of an impossible shape")
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    fits = math.prod(shape) == 0 or last < number
-    # Elements that share memory would take more than the file has
-    if not fits or math.prod(shape) > number or number * dtype.itemsize != sizes.get(key):
-        raise FileRefused(f"{name} holds a tensor of shape {shape}, for which it has not the memory")
-    return TensorInfo(tuple(shape), dtype)
+    def describe(self, value: Any, depth: int) -> Any:
+        """
+        :param value: part of a pickle
+        :param depth: in how many dictionaries and lists it lies
+        :return: the same with ``TensorInfo``
+        """
+        self._parts += 1
+        if depth > _MAX_DEPTH:
+            raise FileRefused(f"{self._name} is nested too deeply")
+        if self._parts > _MAX_PARTS:
+            raise FileRefused(f"{self._name} is too large: more than {_MAX_PARTS} parts")
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list | tuple):
+            return type(value)(self.describe(entry, depth + 1) for entry in value)
+        if isinstance(value, dict):
+            return {key: self.describe(entry, depth + 1) for key, entry in value.items()}
+        if isinstance(value, Pickled):
+            if value.path == "collections.OrderedDict" and not value.args:
+                return {self._key(key): self.describe(entry, depth + 1) for key, entry in value.items}
+            if value.path == _REBUILD_PARAMETER:
+                return self.describe(value.args[0], depth + 1)
+            if value.path == _REBUILD_TENSOR:
+                return self._tensor(value)
+        raise FileRefused(f"{self._name} holds {getattr(value, 'path', type(value).__name__)} where a tensor should be")
+
+    def _key(self, key: Any) -> str:
+        """
+        :param key: a key of an ``OrderedDict``
+        :return: the same as text
+        """
+        if not isinstance(key, str | int):
+            raise FileRefused(f"{self._name} holds {type(key).__name__} where a name should be")
+        return str(key)
+
+    def _tensor(self, value: Pickled) -> TensorInfo:
+        """
+        :param value: the call that makes a tensor
+        :return: what it would make
+        """
+        storage, offset, shape, strides, *_ = value.args
+        if not isinstance(storage, PersistentId):
+            raise FileRefused(f"{self._name} holds a tensor without memory")
+        _, storage_type, key, _, number = storage.args[0]
+        dtype = _STORAGES[storage_type.path]
+        is_possible = len(shape) == len(strides) <= _MAX_DIMENSIONS and isinstance(key, str)
+        if not is_possible or not all(type(it) is int and 0 <= it < 2**63 for it in (number, offset, *shape, *strides)):
+            raise FileRefused(f"{self._name} holds a tensor of an impossible shape")
+        last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        fits = math.prod(shape) == 0 or last < number
+        # Elements that share memory would take more than the file has
+        if not fits or math.prod(shape) > number or number * dtype.itemsize != self._sizes.get(key):
+            raise FileRefused(f"{self._name} holds a tensor of shape {shape}, for which it has not the memory")
+        return TensorInfo(tuple(shape), dtype)

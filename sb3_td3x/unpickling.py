@@ -6,8 +6,9 @@ a pickle names becomes a record of its name, arguments and state, and ``plain`` 
 """
 
 import io
+import itertools
 import pickletools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO, ClassVar
 
 from sb3_td3x.files import FileRefused
@@ -173,43 +174,51 @@ class _Bounded:
 
 
 def read_pickle(
-    file: BinaryIO, name: str, allowed: Collection[str] | None, max_operations: int = MAX_OPERATIONS
+    file: BinaryIO,
+    name: str,
+    allowed: Collection[str] | None,
+    max_operations: int = MAX_OPERATIONS,
+    numbers: Iterator[int] | None = None,
 ) -> Any:
     """
     :param file: the pickle
     :param name: how to name the file in an error
     :param allowed: dotted paths of the classes and functions that it may name; None: all
     :param max_operations: how long the pickle may be
+    :param numbers: of the operations; where it goes on from pickle to pickle, they may be so long together
     :return: what it holds; classes and functions are subclasses of ``Pickled``, objects are instances of these
     :raises FileRefused: it names another class or function, or is too long
     :raises Exception: it is damaged
     """
     reader = _Reader(name, allowed)
-    _run(reader, file, max_operations)
+    _run(reader, file, max_operations, numbers or itertools.count())
     return reader.result
 
 
-def named_in_pickle(file: BinaryIO, name: str) -> list[str]:
+def named_in_pickle(file: BinaryIO, name: str, numbers: Iterator[int] | None = None) -> list[str]:
     """
     :param file: a pickle
     :param name: how to name the file in an error
+    :param numbers: of the operations, see ``read_pickle``
     :return: dotted paths of the classes and functions that it names; if it is damaged, up to there, and why
     """
     reader = _Reader(name, None)
     try:
-        _run(reader, file, MAX_OPERATIONS)
+        _run(reader, file, MAX_OPERATIONS, numbers or itertools.count())
     except Exception as error:  # a stranger's pickle decides which
         return [*sorted(reader.classes), f"(unreadable: {error!s:.80})"]
     return sorted(reader.classes)
 
 
-def _run(reader: _Reader, file: BinaryIO, max_operations: int) -> None:
+def _run(reader: _Reader, file: BinaryIO, max_operations: int, numbers: Iterator[int]) -> None:
     """
     :param reader: the machine
     :param file: the pickle
     :param max_operations: how long it may be
+    :param numbers: of the operations
     """
-    for number, (operation, arg, _) in enumerate(pickletools.genops(_Bounded(file))):  # type: ignore[arg-type]
+    operations = pickletools.genops(_Bounded(file))  # type: ignore[arg-type]
+    for number, (operation, arg, _) in zip(numbers, operations, strict=False):
         if number >= max_operations:
             raise FileRefused(f"{reader.name} holds a pickle of more than {max_operations} operations")
         reader.step(operation.name, arg)

@@ -10,7 +10,7 @@ import pickle
 import stat
 import struct
 import zipfile
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +47,48 @@ class State:
 
     def __reduce__(self) -> Any:
         return self.cls.__new__, (self.cls,), self.state
+
+
+class Array:
+    """
+    Something whose pickle is that of an array of bytes, which shares them with all others that are made of them.
+
+    :param data: the bytes
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        function, args, _ = np.zeros(1).__reduce__()  # type: ignore[misc]
+        return function, args, (1, (len(self.data),), np.dtype("u1"), False, self.data)
+
+
+class Items:
+    """
+    Something whose pickle is that of an ``OrderedDict``, with any key.
+
+    :param key: the key
+    :param value: what is there
+    """
+
+    def __init__(self, key: Any, value: Any) -> None:
+        self.items = [(key, value)]
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter(self.items)
+
+
+def nested(value: Any, depth: int, width: int = 100) -> Any:
+    """
+    :param value: a list or a tuple
+    :param depth: how deep
+    :param width: how often
+    :return: one of the same many times, which is one of the same many times and so on
+    """
+    for _ in range(depth):
+        value = type(value)([value] * width)
+    return value
 
 
 def by_value(path: str) -> bytes:
@@ -189,6 +231,23 @@ def torch_file(value: Any) -> bytes:
     """
     file = io.BytesIO()
     th.save(value, file)
+    return file.getvalue()
+
+
+def torch_pickle(value: Any, key: Any = "0") -> bytes:
+    """
+    :param value: something
+    :param key: by which its tensors' memory is found
+    :return: the pickle that ``torch.save`` would write
+    """
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, part: Any) -> Any:
+            is_storage = isinstance(part, th.storage.TypedStorage)
+            return ("storage", th.FloatStorage, key, "cpu", part._size()) if is_storage else None
+
+    file = io.BytesIO()
+    Pickler(file, protocol=2).dump(value)
     return file.getvalue()
 
 

@@ -1,6 +1,7 @@
 """Agents' files: what comes back from them, and that nothing in them is run."""
 
 import base64
+import functools
 import io
 import json
 import math
@@ -23,13 +24,16 @@ from envs import CountingEnv, counting_vec_env, tiny
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
 from sb3_td3x import TD3X
 from sb3_td3x.archive import open_agent, read_agent
+from sb3_td3x.checkpoint import ResumableCheckpoint
 from sb3_td3x.inspection import describe_agent
 from sb3_td3x.plain import from_plain, to_plain
 from sb3_td3x.policies import TD3XPolicy
@@ -172,6 +176,40 @@ def test_agent_is_plain_and_comes_back_the_same(case: str) -> None:
     np.testing.assert_array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
 
 
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("cls", [TD3X, TD3])
+@pytest.mark.parametrize("steps", [12.0, np.int64(12), np.float32(12)], ids=repr)
+def test_numbers_of_steps_come_back_as_integers(cls: type[TD3], steps: Any) -> None:
+    """SB3's users write ``learn(1e6)``."""
+    model = cls("MlpPolicy", CountingEnv(), **tiny(verbose=True)).learn(steps).learn(12, reset_num_timesteps=False)
+    loaded = TD3X.load(io.BytesIO(saved(model.learn(steps))), env=CountingEnv())
+    assert loaded._total_timesteps == steps
+    assert type(loaded._total_timesteps) is int
+    assert type(loaded._num_timesteps_at_start) is int
+    assert loaded.verbose == 1
+    loaded.learn(12, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 24
+
+
+def test_any_number_of_steps_of_sb3_comes_back(good_sb3: bytes) -> None:
+    for steps in (11.5, math.inf):
+        model = TD3.load(io.BytesIO(good_sb3), env=CountingEnv()).learn(steps, StopTrainingOnMaxEpisodes(2))
+        assert TD3X.load(io.BytesIO(saved(model)))._total_timesteps == steps
+
+
+def test_counters_are_whole_numbers(good: bytes) -> None:
+    scalar = to_plain(np.int64(1))
+    counters = ("n_envs", "num_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num")
+    for name in (*counters, "_exploration_timesteps", "_rollout_timesteps", "_stats_window_size"):
+        for value in (1.0, scalar):
+            loaded = TD3X.load(io.BytesIO(hostile.with_data(good, **{name: value})))
+            assert getattr(loaded, name) == 1
+            assert type(getattr(loaded, name)) is int
+        for value in (1.5, to_plain(math.inf), to_plain(math.nan), True, "1", None, [1]):
+            with pytest.raises(ValueError, match=f"bad {name}: "):
+                TD3X.load(io.BytesIO(hostile.with_data(good, **{name: value})))
+
+
 def test_saving_replaces_the_file_as_a_whole(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     model.save(tmp_path / "agent")
@@ -269,6 +307,59 @@ def test_user_s_own_objects_are_refused_by_name_unless_trusted_or_given(case: st
         loaded.learn(12)
     # Weights need no trust
     model.set_parameters(path)
+
+
+class OwnExtractor(FlattenExtractor):
+    """A user's features extractor, which has numbers that are no sizes and looks at tensors."""
+
+    def __init__(self, observation_space: spaces.Space, table: Any) -> None:
+        super().__init__(observation_space)
+        self.scale = 1 / th.as_tensor(table, dtype=th.float32).sum().item()
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return super().forward(observations) * self.scale
+
+
+OWN_NETWORKS: dict[str, dict[str, Any]] = {
+    "table": {"features_extractor_class": OwnExtractor, "features_extractor_kwargs": {"table": list(range(101))}},
+    "number": {"features_extractor_class": OwnExtractor, "features_extractor_kwargs": {"table": 2_000_000}},
+    "partial": {"features_extractor_class": functools.partial(OwnExtractor, table=[1.0])},
+    "function": {"features_extractor_class": lambda space: OwnExtractor(space, [1.0])},
+}
+
+
+def own_networks(case: str) -> dict[str, Any]:
+    return {"net_arch": [8], **OWN_NETWORKS[case]}
+
+
+@pytest.mark.parametrize("case", OWN_NETWORKS)
+def test_user_s_own_networks_come_back(case: str) -> None:
+    model = make(policy_kwargs=own_networks(case)).learn(12)
+    content = saved(model)
+    with pytest.raises(ValueError, match=r"policy_kwargs.*custom_objects.*trusted=True"):
+        TD3X.load(io.BytesIO(content))
+    given = own_networks(case)
+    for kwargs in ({"trusted": True}, {"custom_objects": {"policy_kwargs": given}}, {"policy_kwargs": given}):
+        loaded = TD3X.load(io.BytesIO(content), env=CountingEnv(), **kwargs)
+        obs = model.observation_space.sample()
+        np.testing.assert_array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
+        loaded.learn(12)
+
+
+def test_tensors_of_other_networks_than_the_user_s_own_are_refused() -> None:
+    kwargs = own_networks("table")
+    others = hostile.members_of(saved(make(policy_kwargs={**kwargs, "net_arch": [9]})))
+    content = hostile.with_members(saved(make(policy_kwargs=kwargs)), policy__pth=others["policy.pth"])
+    with pytest.raises((ValueError, RuntimeError), match="size mismatch"):
+        TD3X.load(io.BytesIO(content), trusted=True)
+
+
+def test_run_with_the_user_s_own_networks_goes_on(tmp_path: pathlib.Path) -> None:
+    make(policy_kwargs=own_networks("number")).learn(20, ResumableCheckpoint(tmp_path))
+    with pytest.raises(ValueError, match=r"policy_kwargs.*trusted=True"):
+        TD3X.resume(tmp_path, CountingEnv())
+    model = TD3X.resume(tmp_path, CountingEnv(), trusted=True)
+    assert model.learn(10, ResumableCheckpoint(tmp_path), reset_num_timesteps=False).num_timesteps == 30
 
 
 def test_trusted_file_of_a_class_that_is_not_here(good_sb3: bytes) -> None:
@@ -372,6 +463,10 @@ def hostile_data(good: bytes) -> Iterator[tuple[str, bytes]]:
         "negative layer": {"policy_kwargs": {"net_arch": [-8]}},
         "no layers": {"policy_kwargs": {"net_arch": "big"}},
         "many critics": {"policy_kwargs": {"net_arch": [8], "n_critics": 10**9}},
+        "many layers of many critics": {"policy_kwargs": {"net_arch": [1] * 100, "n_critics": 1000}},
+        "many layers of many critics, alone": {
+            "policy_kwargs": {"net_arch": {"pi": [1], "qf": [1] * 100}, "n_critics": 1000}
+        },
         "other layers": {"policy_kwargs": {"net_arch": [9]}},
         "unknown argument": {"policy_kwargs": {"net_arch": [8], "nonsense": 1}},
         "optimizer as an activation": {
@@ -457,15 +552,59 @@ def test_hostile_state_is_refused(good: bytes, tmp_path: pathlib.Path) -> None:
     assert number >= 80
 
 
+def test_state_that_takes_long_to_read_is_refused(good: bytes, tmp_path: pathlib.Path) -> None:
+    """Small as a pickle, but it stands in many places, or is multiplied."""
+    members = hostile.members_of(good)
+    huge, ones = int.from_bytes(random.Random(0).randbytes(2_000_000), "big"), (1,) * 100_000
+    for value, key in (
+        (hostile.nested([0], 15), "0"),
+        (hostile.Items(hostile.nested([0], 15), 1), "0"),
+        (th.zeros(4), hostile.nested((0,), 15)),
+        (hostile.HugeTensor((huge, huge), (huge, huge)), "0"),
+        ([hostile.HugeTensor(ones, ones) for _ in range(2000)], None),
+    ):
+        for member in ("policy.pth", "critic.optimizer.pth"):
+            changed = (
+                hostile.torch_file(value)
+                if key is None
+                else hostile.torch_with_pickle(members[member], hostile.torch_pickle(value, key))
+            )
+            start = time.process_time()
+            assert_refused(hostile.sealed_zip({**members, member: changed}), tmp_path / "agent.zip")
+            assert time.process_time() - start < 8
+
+
+def test_optimizer_of_many_parameters_is_refused_soon(good: bytes) -> None:
+    number = 200_000
+    entry: dict[str, Any] = {}
+    state = dict.fromkeys(range(number - 40_000, number), entry)
+    optimizer = hostile.torch_file({"state": state, "param_groups": [{"params": list(range(number))}]})
+    content = hostile.with_members(good, **{"critic.optimizer__pth": optimizer})
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"critic\.optimizer holds the state of 200000 parameters"):
+        make().set_parameters(io.BytesIO(content))
+    assert time.process_time() - start < 8
+
+
 def test_hostile_attribute_is_refused(good: bytes, tmp_path: pathlib.Path) -> None:
     for name, content in hostile_data(good):
         print(name)
+        start = time.process_time()
         tracemalloc.start()
         assert_refused(content, tmp_path / "agent.zip", [TD3X.load])
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
+        assert time.process_time() - start < 8, name
         # Of the file, as it is written, read and decoded
         assert peak < 30e6 + 10 * len(content), name
+
+
+def test_network_for_each_of_many_images_is_not_made(good: bytes) -> None:
+    images = {str(key): spaces.Box(0, 255, (1, 36, 36), np.uint8) for key in range(101)}
+    policy = {":plain:": "class", "path": "sb3_td3x.policies.MultiInputPolicy"}
+    content = hostile.with_data(good, observation_space=to_plain(spaces.Dict(images)), policy_class=policy)
+    with pytest.raises(ValueError, match="observation_space of 101 images, expected at most 100"):
+        TD3X.load(io.BytesIO(content))
 
 
 @pytest.mark.parametrize(
@@ -522,6 +661,30 @@ def test_pickle_with_one_part_in_many_places_is_refused(good_sb3: bytes, tmp_pat
     start = time.monotonic()
     assert_refused(hostile.with_pickle(good_sb3, "anything", pickle.dumps(value)), tmp_path / "agent.zip", [TD3X.load])
     assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (hostile.nested([0], 3, 45), "more than 300000 parts"),
+        ([hostile.Array(bytes(2**20))] * 100, "arrays take more than"),
+        (b"\x80\x04" + b"N0" * 120_000 + b"N.", "more than 500000 operations"),
+    ],
+    ids=["parts", "arrays", "operations"],
+)
+def test_limits_are_those_of_all_pickles_together(value: Any, reason: str, good_sb3: bytes) -> None:
+    pickled = value if isinstance(value, bytes) else pickle.dumps(value)
+    content = hostile.with_pickle(good_sb3, "anything", pickled)
+    TD3X.load(io.BytesIO(content))
+    for name in ("anything_else", "more", "and_more"):
+        content = hostile.with_pickle(content, name, pickled)
+    with pytest.raises(ValueError, match=reason):
+        TD3X.load(io.BytesIO(content))
+    tracemalloc.start()
+    assert "pickles: " in describe_agent(io.BytesIO(content))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 300e6
 
 
 def test_reading_agrees_with_sb3(good_sb3: bytes) -> None:

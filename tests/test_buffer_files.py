@@ -6,6 +6,7 @@ import pathlib
 import pickle
 import random
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -362,6 +363,62 @@ def test_hostile_file_is_refused(tmp_path: pathlib.Path) -> None:
         assert not sentinel.exists()
         number += 1
     assert number >= 100
+
+
+@pytest.mark.parametrize("parts", [[hostile.Array(bytes(2**20))] * 700, {"x": hostile.Array(bytes(2**20))}])
+def test_arrays_of_a_pickle_that_share_memory_are_refused(parts: Any) -> None:
+    """Many columns would be of the same bytes: small as a pickle, large as arrays."""
+    model = agent("dict") if isinstance(parts, dict) else agent("SB3's")
+    if isinstance(parts, dict):
+        parts = parts | {str(number): parts["x"] for number in range(700)}
+    vars(model.replay_buffer).update(observations=parts, next_observations=parts)
+    content = pickle.dumps(model.replay_buffer)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="arrays take more than"):
+        model.load_replay_buffer(io.BytesIO(content))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * len(content)
+
+
+def test_infos_of_a_pickle_that_grow_are_refused() -> None:
+    model = agent("her, 2 envs, infos")
+    replay_buffer: Any = model.replay_buffer
+    info = dict.fromkeys(map(str, range(10_000)), 1)
+    replay_buffer.infos[...] = info
+    content = pickle.dumps(replay_buffer)
+    with pytest.raises(ValueError, match="too large: more than 300000 parts"):
+        model.load_replay_buffer(io.BytesIO(content))
+    # One info in all of them is none that grows
+    replay_buffer.infos[...] = {"x": 1}
+    model.load_replay_buffer(io.BytesIO(pickle.dumps(replay_buffer)))
+
+
+def test_values_of_a_zip_file_are_counted() -> None:
+    model = agent("packed")
+    members = hostile.members_of(saved(model))
+    for number, is_read in ((290_000, True), (300_001, False)):
+        attributes = json.dumps({**json.loads(members["replay_buffer"]), "x": [0] * number}).encode()
+        content = io.BytesIO(hostile.sealed_zip({**members, "replay_buffer": attributes}))
+        if is_read:
+            model.load_replay_buffer(content)
+            continue
+        with pytest.raises(ValueError, match="too large: more than 300000 values"):
+            model.load_replay_buffer(content)
+
+
+def test_values_of_infos_are_counted_together() -> None:
+    model = agent("her, 2 envs, infos")
+    members = hostile.members_of(saved(model))
+    number_of_rows = members["infos.jsonl"].count(b"\n")
+    infos = json.dumps([{"x": [0] * 20_000}, {}]).encode() + b"\n"
+    members["infos.jsonl"] = infos * number_of_rows
+    members.pop("_sb3_td3x_version")
+    # As large as the file is
+    model.load_replay_buffer(io.BytesIO(hostile.plain_zip(members)))
+    assert model.replay_buffer.infos[0, 0] == {"x": [0] * 20_000}
+    with pytest.raises(ValueError, match="too large: more than 300000 values"):
+        model.load_replay_buffer(io.BytesIO(hostile.plain_zip(members, zipfile.ZIP_DEFLATED)))
 
 
 def test_every_flipped_byte_is_found(tmp_path: pathlib.Path) -> None:

@@ -1,8 +1,11 @@
 """The commands that read strangers' files: inspect and play."""
 
 import io
+import os
 import pathlib
+import re
 import shutil
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -10,6 +13,7 @@ import gymnasium as gym
 import hostile
 import numpy as np
 import pytest
+import torch as th
 import yaml
 from envs import CountingEnv, counting_vec_env, tiny
 from stable_baselines3 import TD3
@@ -131,6 +135,98 @@ def test_yaml_that_makes_objects_is_refused(
     assert not sentinel.exists()
 
 
+def aliases(first: str, level: str, depth: int = 14) -> str:
+    """YAML in which each line names the one before it ten times."""
+    lines = [f"l0: &l0 {first}"]
+    for idx in range(depth):
+        content = level.format(",".join([f"*l{idx}"] * 10))
+        lines.append(f"l{idx + 1}: &l{idx + 1} {content}")
+    return "\n".join(lines) + "\n"
+
+
+LARGE_YAML = {
+    "lists": aliases("[1]", "[{}]"),
+    "keys": aliases("!!python/tuple [1]", "!!python/tuple [{}]") + "? *l14\n: 1\n",
+    "keys of pairs": aliases("!!python/tuple [1]", "!!python/tuple [{}]")
+    + "x: !!python/object/apply:collections.OrderedDict [[[*l14, 1]]]\n",
+    "merged": aliases("{a: 1}", "{{<<: [{}]}}"),
+    "itself": "a: &a [*a]\n",
+    "values": f"a: [{'1,' * 20_001}]\n",
+    "bytes": "a: 1" + ":1" * 2**17,
+}
+
+
+@pytest.mark.parametrize("name", ["config.yml", "args.yml"])
+@pytest.mark.parametrize("case", LARGE_YAML)
+def test_yaml_that_grows_is_refused(folder: pathlib.Path, case: str, name: str) -> None:
+    (folder / ENV / name).write_text(LARGE_YAML[case])
+    start = time.process_time()
+    with pytest.raises(ValueError, match=rf"{name} is too large: more than") as error:
+        play(folder, 5)
+    assert time.process_time() - start < 10
+    assert len(str(error.value)) < 500
+
+
+def test_aliases_that_do_not_grow_are_read(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.yml").write_text("a: &a [1, 2]\nb: *a\nc: &c {x: *a}\nd: {<<: *c, y: 3}\n")
+    assert read_zoo_yaml(tmp_path / "config.yml")["d"] == {"x": [1, 2], "y": 3}
+
+
+@pytest.mark.parametrize("name", ["config.yml", "args.yml", "vecnormalize.pkl"])
+@pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
+def test_file_without_an_end_is_refused(folder: pathlib.Path, tmp_path: pathlib.Path, name: str, target: str) -> None:
+    path = folder / ENV / name
+    path.unlink()
+    if target == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    with pytest.raises(ValueError, match=rf"{name} is no file"):
+        play(folder, 5)
+
+
+def test_no_more_is_read_than_allowed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file that says that it is small, too."""
+    path = tmp_path / "config.yml"
+    path.write_text("a: 1\n")
+    monkeypatch.setattr(pathlib.Path, "is_file", lambda self: True)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"config\.yml is too large: more than 131072 bytes"):
+        read_zoo_yaml(path)
+
+
+@pytest.mark.parametrize("frames", [1001, 10**12, -1, True, "4", [4]], ids=str)
+def test_number_of_frames_is_refused(folder: pathlib.Path, frames: Any) -> None:
+    change_config(folder, frame_stack=frames)
+    with pytest.raises(ValueError, match=r"config\.yml has bad env_kwargs or frame_stack.* 1000"):
+        play(folder, 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrapper", "message"),
+    [
+        ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {"max_steps": 3}}, "wrappers.TimeLimit.*TypeError.*max_steps"),
+        ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {1: 3}}, "wrappers.TimeLimit.*TypeError"),
+        ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {"\x1b[2J": 3}}, "wrappers.TimeLimit.*TypeError"),
+        ("env_wrapper", "gymnasium.wrappers.\x1b[2J", "which is no Wrapper"),
+        ("env_wrapper", "stable_baselines3.common.vec_env.VecNormalize", "which is no Wrapper"),
+        ("vec_env_wrapper", "gymnasium.wrappers.ClipAction", "which is no VecEnvWrapper"),
+        ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecFrameStack": {"n": 3}}, "VecFrameStack.*TypeError"),
+        ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecNormalize": {"norm_obs_keys": ["x"]}}, "VecNormal"),
+    ],
+    ids=str,
+)
+def test_wrapper_that_cannot_be_made_is_refused(
+    folder: pathlib.Path, key: str, wrapper: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config(folder, **{key: wrapper})
+    assert main(["play", str(folder), "-n", "5"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(rf"config\.yml asks for .*{message}", line)
+    assert line.isprintable()
+
+
 @pytest.mark.parametrize(
     "wrapper",
     [
@@ -197,7 +293,9 @@ def test_inspect_says_nothing_that_a_terminal_obeys(tmp_path: pathlib.Path) -> N
     file = io.BytesIO()
     TD3X("MlpPolicy", CountingEnv(), **tiny()).save(file)
     content = hostile.with_data(file.getvalue(), tensorboard_log="\x1b[2J", **{"\x1b[31m": "\x1b]0;"})
-    content = hostile.with_members(content, system_info__txt=b"\x1b[2J\r\n")
+    policy = hostile.torch_file({"\x1b[2J.weight": th.zeros(1)})
+    content = hostile.with_members(content, system_info__txt=b"\x1b[2J\r\n", policy__pth=policy)
+    content = hostile.with_members(content, **{"\x1b[2J__pth": policy})
     assert "\x1b" not in describe_agent(io.BytesIO(content))
 
 
