@@ -108,11 +108,15 @@ class Run:
 
     def candidates(self) -> list[str]:
         """
-        :return: names of the agents' files, the final one first
+        :return: names of the agents' files, the final one first; of files after as many timesteps one, since they hold
+            one agent
         """
         trained = self.trained
-        paths = [trained.last_agent, trained.best_agent, *trained.saved_agents().values()]
-        return [path.name for path in paths if path.is_file()]
+        names: dict[int, str] = {}
+        for path in (trained.last_agent, trained.best_agent, *trained.saved_agents().values()):
+            if path.is_file():
+                names.setdefault(agent_timesteps(path), path.name)
+        return list(names.values())
 
 
 def training_seconds(folder: Path) -> float:

@@ -178,8 +178,8 @@ def test_layout(published: Path) -> None:
     assert training.published == best_seed(training)
     assert [seed.seed for seed in training.seeds] == [7, 8]
     for seed in training.seeds:
-        names = {f"{ENV}.zip", "best_model.zip", "rl_model_120_steps.zip", "rl_model_240_steps.zip"}
-        assert seed.selection.keys() == names
+        # One file of those after 120 steps, and one of those after 240
+        assert seed.selection.keys() in ({f"{ENV}.zip", "best_model.zip"}, {f"{ENV}.zip", "rl_model_120_steps.zip"})
         assert {len(returns) for returns in seed.selection.values()} == {3}
         assert (len(seed.test_returns), seed.timesteps, seed.machine["cpu"]) == (4, 240, "a fast one")
         assert seed.evaluations["timesteps"] == [120, 240]
@@ -199,6 +199,7 @@ def test_the_worse_half_of_the_candidates_drops_out(runs: list[Path], monkeypatc
         return returns[name][first : first + n_episodes]
 
     monkeypatch.setattr(publish_agent, "evaluate", evaluate)
+    monkeypatch.setattr(publish_agent.Run, "candidates", lambda self: [final, best, early, late])
     selection = publish_agent.select(publish_agent.Run(runs[0]), n_episodes=10, n_first=2, n_jobs=1)
     assert {name: len(returns) for name, returns in selection.items()} == {final: 4, best: 2, early: 10, late: 2}
     assert asked[-4:] == [(final, 2, 2), (early, 2, 2), (early, 4, 4), (early, 8, 2)]
