@@ -102,8 +102,8 @@ class FallPenalty(RewardShaping):
     :param threshold: Rewards at or below it are falls, in the unit of the environment's reward
     :param penalty: Reward of a fall
     :param initial_penalty: Reward of a fall at the start, where there is a warmup
-    :param warmup: Env timesteps in which the reward of a fall moves from ``initial_penalty`` to ``penalty``, linearly;
-        0: it is ``penalty`` from the start. What is stored keeps the price of its time
+    :param warmup: Timesteps, as ``model.num_timesteps`` counts them (decisions, where a wrapper repeats actions), in
+        which the reward of a fall moves from ``initial_penalty`` to ``penalty``, linearly; 0: it is ``penalty`` from the start. What is stored keeps the price of its time
     :raises ValueError: if a reward is not finite, or the warmup no integer >= 0
     """
 
@@ -163,8 +163,8 @@ class ActionCost(RewardShaping):
     learn what its actions are good for may find that the cheapest is to end the episode: let the price rise slowly.
 
     :param weight: w, >= 0, in the unit of the environment's reward for each unit of the action space
-    :param warmup: Env timesteps in which w rises from 0 to ``weight``, linearly; 0: it is ``weight`` from the start.
-        What is stored keeps the price of its time
+    :param warmup: Timesteps, as ``model.num_timesteps`` counts them (decisions, where a wrapper repeats actions), in
+        which w rises from 0 to ``weight``, linearly; 0: it is ``weight`` from the start. What is stored keeps the price of its time
     :raises ValueError: if the weight is not finite or below 0, or the warmup no integer >= 0
     """
 

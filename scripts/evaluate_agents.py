@@ -162,7 +162,9 @@ def format_table(summaries: Sequence[dict[str, Any]]) -> str:
         "",
         f"Returns of {N_TEST_EPISODES} episodes from start seeds {TEST_SEED:,} on, which served for nothing else; of "
         "each seed the agent that was best on other episodes. The zoo's figures are of one seed each, with versions of "
-        f"their time. Training: wall-clock time of one seed; {'; '.join(cpus)}.",
+        f"their time. Training: wall-clock time of one seed; {'; '.join(cpus)}. Steps are env steps: where the entry "
+        "repeats each action (`FrameSkip`), the zoo's `-n`, `--eval-freq` and `--save-freq` count decisions, which are "
+        "fewer.",
     ]
     return "\n".join(lines)
 
