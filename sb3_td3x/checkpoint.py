@@ -519,7 +519,9 @@ def _continue_logging(model: "TD3X") -> None:
     if resumed is None or resumed.state["num_timesteps"] != model.num_timesteps or model._custom_logger:
         return
     folder = resumed.state["tensorboard"]
-    is_original = str(resumed.checkpoint.path.parent.resolve()) == resumed.state["save_path"]
+    here = str(resumed.checkpoint.path.parent.resolve())
+    # Older checkpoints do not say where they were written
+    is_original = resumed.state.get("save_path", here) == here
     if is_original and folder is not None and Path(folder).is_dir():
         model.set_logger(_continued_logger(folder, model.num_timesteps, model.verbose))
 

@@ -77,6 +77,8 @@ class UpdateGraphs:
             and isinstance(networks.actor_optimizer, FlatAdam)
             and type(model.replay_buffer) is PackedReplayBuffer
             and model._vec_normalize_env is None
+            # Not where the GPU has too little memory for it
+            and model.replay_buffer.rows_on_device().is_cuda
         )
 
     def is_current(self, batch_size: int) -> bool:

@@ -10,7 +10,7 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO, ClassVar, cast
 
 from stable_baselines3.common.save_util import open_path
 
@@ -76,34 +76,63 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 class FolderLock:
     """
     Keeps other processes from writing to a folder, until it is released or the process ends, however it ends. Processes
-    that were forked do not hold it. Where system or file system have no such locks it does nothing.
+    that were forked do not hold it. Where system or file system have no such locks, or the folder cannot be written, it
+    does nothing.
 
     :param folder: the folder, which gets a file ``.lock``
     """
 
+    # The files of this process and how many objects hold them: to close any of a file's descriptors ends its lock
+    _held: ClassVar[dict[tuple[int, pathlib.Path], tuple[BinaryIO, int]]] = {}
+
     def __init__(self, folder: pathlib.Path) -> None:
-        self._path = folder / ".lock"
-        self._file: BinaryIO | None = None
+        self._path = folder.resolve() / ".lock"
+        self._key: tuple[int, pathlib.Path] | None = None
 
     def acquire(self) -> None:
         """
         :raises ValueError: another process holds it
         """
-        if fcntl is None:
-            return
-        self._file = self._path.open("ab")
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.release()
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise ValueError(f"'{self._path.parent}' is in use by another process, which goes on there") from None
+        key = (os.getpid(), self._path)
+        if key not in self._held:
+            file = self._open_locked()
+            if file is None:
+                return
+            self._held[key] = (file, 0)
+        file, count = self._held[key]
+        self._held[key] = (file, count + 1)
+        self._key = key
 
     def release(self) -> None:
-        """Let others write, if it was held."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Let others write, if it was held and nothing else in this process holds it."""
+        if self._key is None:
+            return
+        file, count = self._held.pop(self._key)
+        if count > 1:
+            self._held[self._key] = (file, count - 1)
+        else:
+            file.close()
+        self._key = None
+
+    def _open_locked(self) -> BinaryIO | None:
+        """
+        :return: the file, locked; None where that is not possible
+        :raises ValueError: another process holds it
+        """
+        if fcntl is None:
+            return None
+        try:
+            file = self._path.open("ab")
+        except OSError:
+            return None
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ValueError(f"'{self._path.parent}' is in use by another process, which goes on there") from None
+            return None
+        return file
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ class FallPenalty(RewardShaping):
     :param penalty: Reward of a fall
     :param initial_penalty: Reward of a fall at the start, where there is a warmup
     :param warmup: Timesteps, as ``model.num_timesteps`` counts them (decisions, where a wrapper repeats actions), in
-        which the reward of a fall moves from ``initial_penalty`` to ``penalty``, linearly; 0: it is ``penalty`` from the start. What is stored keeps the price of its time
+        which the reward of a fall moves from ``initial_penalty`` to ``penalty``, linearly; 0: it is ``penalty`` from
+        the start. What is stored keeps the price of its time
     :raises ValueError: if a reward is not finite, or the warmup no integer >= 0
     """
 
@@ -164,7 +165,8 @@ class ActionCost(RewardShaping):
 
     :param weight: w, >= 0, in the unit of the environment's reward for each unit of the action space
     :param warmup: Timesteps, as ``model.num_timesteps`` counts them (decisions, where a wrapper repeats actions), in
-        which w rises from 0 to ``weight``, linearly; 0: it is ``weight`` from the start. What is stored keeps the price of its time
+        which w rises from 0 to ``weight``, linearly; 0: it is ``weight`` from the start. What is stored keeps the price
+        of its time
     :raises ValueError: if the weight is not finite or below 0, or the warmup no integer >= 0
     """
 

@@ -1,6 +1,7 @@
 """TD3X: Twin Delayed DDPG (Fujimoto et al. 2018) for users of Stable-Baselines3 and RL Zoo."""
 
 import inspect
+import math
 import pathlib
 import warnings
 from collections.abc import Iterable
@@ -561,8 +562,9 @@ class TD3X(OffPolicyAlgorithm):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
         """
-        # Less than 0 is what remains of a training that went past its end
-        total_timesteps = check_integer("total_timesteps", total_timesteps, low=None)
+        # Infinity is for a callback that stops; less than 0 is what remains of a training that went past its end
+        if total_timesteps != math.inf:
+            total_timesteps = check_integer("total_timesteps", total_timesteps, low=None)
         with guarded_training(self, callback):
             return super().learn(
                 total_timesteps=total_timesteps,
@@ -667,20 +669,19 @@ class TD3X(OffPolicyAlgorithm):
         """
         if self.reward_shaping is self._untrusted_reward_shaping:
             check_built_in(self.reward_shaping)
-        self._shaping = make_reward_shaping(self.reward_shaping)
-        if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
-            # SB3's zip takes a dictionary with names as keys only
-            self.reward_shaping = self._shaping
-        self._shaping_source = self.reward_shaping
-        if self._shaping is None:
-            return
-        if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, HerReplayBuffer):
+        shaping = make_reward_shaping(self.reward_shaping)
+        buffer_class = self.replay_buffer_class or ReplayBuffer
+        if shaping is not None and issubclass(buffer_class, HerReplayBuffer):
             raise ValueError(
-                f"reward_shaping={self.reward_shaping!r} is not allowed with {self.replay_buffer_class.__name__}, "
+                f"reward_shaping={self.reward_shaping!r} is not allowed with {buffer_class.__name__}, "
                 "which computes rewards anew from the goals"
             )
-        if self._shaping.changes_terminations:
-            check_terminations_can_be_stored(self, self._shaping)
+        if shaping is not None and shaping.changes_terminations:
+            check_terminations_can_be_stored(self, shaping)
+        if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
+            # SB3's zip takes a dictionary with names as keys only
+            self.reward_shaping = shaping
+        self._shaping, self._shaping_source = shaping, self.reward_shaping
 
     @property
     def replay_buffer(self) -> ReplayBuffer:

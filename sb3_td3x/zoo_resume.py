@@ -63,12 +63,11 @@ def _locked(checkpoints: Path) -> Iterator[Checkpoint]:
     """
     lock = FolderLock(checkpoints)
     try:
-        if checkpoints.is_dir():
+        try:
             lock.acquire()
-        checkpoint = newest_whole_checkpoint(checkpoints)
-    except ValueError as error:
-        raise UnusableRunError(str(error)) from None
-    try:
+            checkpoint = newest_whole_checkpoint(checkpoints)
+        except ValueError as error:
+            raise UnusableRunError(str(error)) from None
         yield checkpoint
     finally:
         lock.release()

@@ -46,6 +46,7 @@ from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x import TD3X
+from sb3_td3x.archive import open_agent
 from sb3_td3x.play import config_folder, read_zoo_yaml
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, read_evaluations
@@ -108,14 +109,14 @@ class Run:
 
     def candidates(self) -> list[str]:
         """
-        :return: names of the agents' files, the final one first; of files after as many timesteps one, since they hold
-            one agent
+        :return: names of the agents' files, the final one first; of files that hold the same agent one
         """
         trained = self.trained
-        names: dict[int, str] = {}
+        names: dict[tuple[int, int], str] = {}
         for path in (trained.last_agent, trained.best_agent, *trained.saved_agents().values()):
             if path.is_file():
-                names.setdefault(agent_timesteps(path), path.name)
+                data = open_agent(path).data
+                names.setdefault((data["num_timesteps"], data["_n_updates"]), path.name)
         return list(names.values())
 
 
@@ -317,7 +318,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="number of processes that play the selection")
     args = parser.parse_args(arguments)
     first_round = args.selection_episodes if args.first_round is None else args.first_round
-    for option, value in {"--jobs": args.jobs, "--first-round": first_round}.items():
+    options = {"--jobs": args.jobs, "--selection-episodes": args.selection_episodes, "--first-round": first_round}
+    for option, value in options.items():
         if value < 1:
             parser.error(f"{option}: {value} is not allowed, expected at least 1")
     runs = [Run(folder) for folder in args.runs]

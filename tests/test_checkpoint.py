@@ -36,7 +36,7 @@ from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.callbacks import StopWhenSolved
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state, tuning
 from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
-from sb3_td3x.files import TEMPORARY_PATTERN
+from sb3_td3x.files import TEMPORARY_PATTERN, FolderLock
 from sb3_td3x.replay_segments import (
     bookkeeping,
     columns,
@@ -736,6 +736,34 @@ def test_only_a_training_that_goes_on_touches_tensorboard(tmp_path: Path) -> Non
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_checkpoint_that_does_not_say_where_it_was_written(run_folder: Path) -> None:
+    """Of an older version."""
+    model = TD3X.resume(run_folder, counting_vec_env(1), device="cpu")
+    assert model._resumed is not None
+    del model._resumed.state["save_path"]
+    model.learn(10, ResumableCheckpoint(run_folder), reset_num_timesteps=False)
+    assert timesteps(run_folder) == 60
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_a_lock_is_held_until_the_last_of_its_holders_lets_it_go(tmp_path: Path) -> None:
+    """The system would let it go with the first one. A folder that is not there, or cannot be written, has none."""
+    outer, inner = FolderLock(tmp_path), FolderLock(tmp_path)
+    outer.acquire()
+    inner.acquire()
+    inner.release()
+    code = (
+        f"import pathlib; from sb3_td3x.files import FolderLock; FolderLock(pathlib.Path({str(tmp_path)!r})).acquire()"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "is in use by another process" in process.stderr
+    outer.release()
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    nowhere = FolderLock(tmp_path / "nowhere")
+    nowhere.acquire()
+    nowhere.release()
+
+
 HOLD_LOCK = """
 import pathlib, sys
 from sb3_td3x.files import FolderLock
@@ -765,7 +793,7 @@ def held_by_another_process(folder: Path) -> Iterator[None]:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 def test_two_processes_cannot_write_checkpoints_of_one_run(run_folder: Path) -> None:
     """Each would delete the other's files. When the other is killed, its lock is gone."""
-    files = sorted(run_folder.rglob("*"))
+    files = sorted({*run_folder.rglob("*"), run_folder / ".lock"})
     model = TD3X.resume(run_folder, counting_vec_env(1), device="cpu")
     with held_by_another_process(run_folder), pytest.raises(ValueError, match="is in use by another process"):
         model.learn(50, ResumableCheckpoint(run_folder, 5), reset_num_timesteps=False)

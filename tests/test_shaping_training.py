@@ -541,6 +541,14 @@ def test_hook_is_changed_and_removed_between_trainings() -> None:
     np.testing.assert_array_equal(model.replay_buffer.rewards[:6, 0], [10, 20, 3, 6, 1, 2])
 
 
+def test_hook_that_was_refused_stays_refused() -> None:
+    model = make(optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False})
+    model.reward_shaping = FallPenalty(threshold=-100.0, penalty=-1.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="changes terminations"):
+            model.learn(3)
+
+
 def test_hook_is_changed_and_removed_at_loading() -> None:
     zip_file = io.BytesIO()
     make(hook=RewardScale(10.0)).save(zip_file)

@@ -1,6 +1,7 @@
 """What a user of SB3 does with an algorithm must work with TD3X: training, callbacks, logs, envs, buffers, policies."""
 
 import io
+import math
 import pathlib
 import warnings
 from typing import Any
@@ -150,7 +151,6 @@ def test_set_random_seed() -> None:
     assert not th.equal(next(other.actor.parameters()), next(models[0].actor.parameters()))
 
 
-@pytest.mark.lowest_sb3
 def test_length_of_a_training() -> None:
     """Integral numbers of any type, as SB3's users write them; what remains of a finished one may be negative."""
     model = TD3X("MlpPolicy", CountingEnv(), **tiny())
@@ -158,11 +158,14 @@ def test_length_of_a_training() -> None:
         assert model.learn(timesteps).num_timesteps == 7  # type: ignore[arg-type]
         assert type(model._total_timesteps) is int
     assert model.learn(-3, reset_num_timesteps=False).num_timesteps == 7
-    for bad in (7.5, "7", None):
+    # Until a callback stops it
+    assert model.learn(math.inf, StopTrainingOnMaxEpisodes(1, verbose=0)).num_timesteps <= 5  # type: ignore[arg-type]
+    for bad in (7.5, "7", None, math.nan):
         with pytest.raises(ValueError, match=r"total_timesteps=.* is not allowed, expected an integer$"):
             model.learn(bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.lowest_sb3
 def test_learn_twice() -> None:
     model = make(action_noise=noise(), action_noise_decay=0.9).learn(20)
     assert (model.num_timesteps, model._n_updates, model._exploration_timesteps) == (20, 15, 15)

@@ -212,11 +212,9 @@ def _clear(run: Run) -> None:
     :param run: the run
     :raises ValueError: another process trains there, as one may on a machine that a cluster takes for dead
     """
-    checkpoints = checkpoint_folder(run.unfinished)
-    if checkpoints.is_dir():
-        lock = FolderLock(checkpoints)
-        lock.acquire()
-        lock.release()
+    lock = FolderLock(checkpoint_folder(run.unfinished))
+    lock.acquire()
+    lock.release()
     shutil.rmtree(run.workplace, ignore_errors=True)
     run.workplace.mkdir(parents=True)
 
