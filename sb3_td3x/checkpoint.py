@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch as th
+from filelock import BaseFileLock
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
@@ -28,7 +29,7 @@ from sb3_td3x.checkpoint_folder import (
     remove_all_but,
     write_checkpoint,
 )
-from sb3_td3x.files import FolderLock
+from sb3_td3x.files import lock_folder
 from sb3_td3x.interruption import (
     PIPE_ERRORS,
     TerminationRequest,
@@ -157,7 +158,7 @@ class ResumableCheckpoint(BaseCallback):
         self._boundary: _Boundary | None = None
         self._resumed: Resumed | None = None
         self._termination = TerminationRequest()
-        self._lock: FolderLock | None = None
+        self._lock: BaseFileLock | None = None
 
     def _init_callback(self) -> None:
         from sb3_td3x.td3x import TD3X
@@ -176,8 +177,7 @@ class ResumableCheckpoint(BaseCallback):
 
     def _take_lock(self, folder: Path) -> None:
         if self._lock is None:
-            self._lock = FolderLock(folder)
-            self._lock.acquire()
+            self._lock = lock_folder(folder)
 
     def _on_training_start(self) -> None:
         if tuning.get():

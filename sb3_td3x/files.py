@@ -1,7 +1,6 @@
 """Writing files so that a kill, a full disk or another process leaves the old file or the new one, whole."""
 
 import contextlib
-import errno
 import hashlib
 import io
 import os
@@ -10,14 +9,10 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar, cast
+from typing import BinaryIO, cast
 
+from filelock import BaseFileLock, FileLock, Timeout
 from stable_baselines3.common.save_util import open_path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 # What a killed process may leave behind; safe to delete once no process writes there
 TEMPORARY_PATTERN = ".*.*.partial"
@@ -73,66 +68,24 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-class FolderLock:
+def lock_folder(folder: pathlib.Path) -> BaseFileLock:
     """
-    Keeps other processes from writing to a folder, until it is released or the process ends, however it ends. Processes
-    that were forked do not hold it. Where system or file system have no such locks, or the folder cannot be written, it
-    does nothing.
+    Keep other processes from writing to a folder, by a file ``.lock`` in it, until the lock is released as often as it
+    was taken, or the process ends, however it ends.
 
-    :param folder: the folder, which gets a file ``.lock``
+    :param folder: the folder; one that is not there, or that cannot be written or locked, gets no lock
+    :return: the lock
+    :raises ValueError: another process holds it
     """
-
-    # The files of this process and how many objects hold them: to close any of a file's descriptors ends its lock
-    _held: ClassVar[dict[tuple[int, pathlib.Path], tuple[BinaryIO, int]]] = {}
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._path = folder.resolve() / ".lock"
-        self._key: tuple[int, pathlib.Path] | None = None
-
-    def acquire(self) -> None:
-        """
-        :raises ValueError: another process holds it
-        """
-        key = (os.getpid(), self._path)
-        if key not in self._held:
-            file = self._open_locked()
-            if file is None:
-                return
-            self._held[key] = (file, 0)
-        file, count = self._held[key]
-        self._held[key] = (file, count + 1)
-        self._key = key
-
-    def release(self) -> None:
-        """Let others write, if it was held and nothing else in this process holds it."""
-        if self._key is None:
-            return
-        file, count = self._held.pop(self._key)
-        if count > 1:
-            self._held[self._key] = (file, count - 1)
-        else:
-            file.close()
-        self._key = None
-
-    def _open_locked(self) -> BinaryIO | None:
-        """
-        :return: the file, locked; None where that is not possible
-        :raises ValueError: another process holds it
-        """
-        if fcntl is None:
-            return None
+    lock = FileLock(folder.resolve() / ".lock", is_singleton=True)
+    if folder.is_dir():
         try:
-            file = self._path.open("ab")
-        except OSError:
-            return None
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise ValueError(f"'{self._path.parent}' is in use by another process, which goes on there") from None
-            return None
-        return file
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f"'{folder}' is in use by another process, which goes on there") from None
+        except (OSError, NotImplementedError) as error:
+            warnings.warn(f"{folder} cannot be locked against other processes: {error}", stacklevel=2)
+    return lock
 
 
 @dataclass(frozen=True)

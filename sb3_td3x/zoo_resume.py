@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
 from sb3_td3x.checkpoint_folder import Checkpoint, newest_whole_checkpoint
-from sb3_td3x.files import FolderLock
+from sb3_td3x.files import lock_folder
 from sb3_td3x.run_logs import cut_monitor_files, go_on_monitoring, monitor_start
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo import ALGO, Hyperparams, checkpoint_folder
@@ -61,16 +61,13 @@ def _locked(checkpoints: Path) -> Iterator[Checkpoint]:
     :return: the newest one that is whole
     :raises UnusableRunError: there is none, or another process trains the run
     """
-    lock = FolderLock(checkpoints)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            lock.acquire()
+            stack.callback(lock_folder(checkpoints).release)
             checkpoint = newest_whole_checkpoint(checkpoints)
         except ValueError as error:
             raise UnusableRunError(str(error)) from None
         yield checkpoint
-    finally:
-        lock.release()
 
 
 class ResumedExperiment(ExperimentManager):

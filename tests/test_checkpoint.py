@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import errno
+import multiprocessing
 import os
 import random
 import resource
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import CountingEnv, DictObs, Episode, Poison, counting_vec_env, tiny, vec_env
+from filelock import FileLock
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
@@ -36,7 +40,7 @@ from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.callbacks import StopWhenSolved
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state, tuning
 from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
-from sb3_td3x.files import TEMPORARY_PATTERN, FolderLock
+from sb3_td3x.files import TEMPORARY_PATTERN, lock_folder
 from sb3_td3x.replay_segments import (
     bookkeeping,
     columns,
@@ -745,31 +749,39 @@ def test_checkpoint_that_does_not_say_where_it_was_written(run_folder: Path) -> 
     assert timesteps(run_folder) == 60
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 def test_a_lock_is_held_until_the_last_of_its_holders_lets_it_go(tmp_path: Path) -> None:
-    """The system would let it go with the first one. A folder that is not there, or cannot be written, has none."""
-    outer, inner = FolderLock(tmp_path), FolderLock(tmp_path)
-    outer.acquire()
-    inner.acquire()
+    """And not by processes that were forked meanwhile, which outlive a killed training."""
+    outer, inner = lock_folder(tmp_path), lock_folder(tmp_path)
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    fork.start()
     inner.release()
-    code = (
-        f"import pathlib; from sb3_td3x.files import FolderLock; FolderLock(pathlib.Path({str(tmp_path)!r})).acquire()"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
+    process = subprocess.run(command, input="", capture_output=True, text=True, check=False)
     assert "is in use by another process" in process.stderr
     outer.release()
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    nowhere = FolderLock(tmp_path / "nowhere")
-    nowhere.acquire()
-    nowhere.release()
+    try:
+        assert subprocess.run(command, input="", text=True, check=False).returncode == 0
+    finally:
+        fork.kill()
+        fork.join()
+
+
+def test_a_folder_that_cannot_be_locked_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    lock_folder(tmp_path / "not there").release()
+    assert not (tmp_path / "not there").exists()
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    with pytest.warns(UserWarning, match="cannot be locked against other processes: .*quota"):
+        lock_folder(tmp_path).release()
 
 
 HOLD_LOCK = """
 import pathlib, sys
-from sb3_td3x.files import FolderLock
+from sb3_td3x.files import lock_folder
 
-lock = FolderLock(pathlib.Path(sys.argv[1]))
-lock.acquire()
+lock = lock_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -790,7 +802,6 @@ def held_by_another_process(folder: Path) -> Iterator[None]:
         other.communicate()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 def test_two_processes_cannot_write_checkpoints_of_one_run(run_folder: Path) -> None:
     """Each would delete the other's files. When the other is killed, its lock is gone."""
     files = sorted({*run_folder.rglob("*"), run_folder / ".lock"})

@@ -163,7 +163,6 @@ def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> N
     assert not (Path(manager.save_path) / "checkpoints").exists()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 def test_run_that_another_process_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither it nor its files may be touched."""
     (tmp_path / ENV).mkdir()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,6 @@ def test_a_resumed_training_that_dies(
     assert modules == ["sb3_td3x"] + ["rl_zoo3.train"] * (not kept)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 def test_a_training_that_goes_on_in_another_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_checkpoint(run, 1)
 

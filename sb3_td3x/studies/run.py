@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch as th
 
-from sb3_td3x.files import FolderLock, atomic_write, sync_folder
+from sb3_td3x.files import atomic_write, lock_folder, sync_folder
 from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun
@@ -212,9 +212,7 @@ def _clear(run: Run) -> None:
     :param run: the run
     :raises ValueError: another process trains there, as one may on a machine that a cluster takes for dead
     """
-    lock = FolderLock(checkpoint_folder(run.unfinished))
-    lock.acquire()
-    lock.release()
+    lock_folder(checkpoint_folder(run.unfinished)).release()
     shutil.rmtree(run.workplace, ignore_errors=True)
     run.workplace.mkdir(parents=True)
 
