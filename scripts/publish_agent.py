@@ -9,6 +9,9 @@ the same settings. Of each run the candidates (the final agent, ``best_model.zip
 was best at the selection goes to ``rl-trained-agents/td3x/ENV_1/``, with the figures of all seeds in ``training.json``.
 Run it on the machine that trained, or say ``--cpu``.
 
+With ``--add`` the runs are further seeds of the agent that is published: its seeds stay, and so does the agent where no
+new one is better at the selection.
+
 With ``--first-round N`` the selection is successive halving (Karnin et al. 2013): all candidates play N episodes, the
 worse half drops out, the others play on until they have twice as many, and so on up to ``--selection-episodes``.
 
@@ -284,21 +287,24 @@ def publish(run: Run, training: Training, folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def check_alike(runs: Sequence[Run]) -> None:
+def check_alike(runs: Sequence[Run], published: Path | None = None) -> None:
     """
     :param runs: what shall be published together
+    :param published: folder of a published agent whose seeds they join
     :raises ValueError: they are not finished runs of one env that differ in their seeds alone
     """
+    first = runs[0] if published is None else Run(published)
     for run in runs:
         run.check()
         for name in ("env", "n_timesteps"):
-            if run.args[name] != runs[0].args[name]:
+            if run.args[name] != first.args[name]:
                 raise ValueError(
-                    f"{run.folder} has {name}={run.args[name]!r}, expected {runs[0].args[name]!r} as the first"
+                    f"{run.folder} has {name}={run.args[name]!r}, expected {first.args[name]!r} as the first"
                 )
-        if run.config != runs[0].config:
-            raise ValueError(f"{run.folder} has other hyperparameters than {runs[0].folder}")
-    seeds = [run.args["seed"] for run in runs]
+        if without_folders(run.config) != without_folders(first.config):
+            raise ValueError(f"{run.folder} has other hyperparameters than {first.folder}")
+    seeds = [] if published is None else [seed.seed for seed in Training.read(published).seeds]
+    seeds += [run.args["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"the runs have the seeds {seeds}, expected each once")
 
@@ -311,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="all seeds of one environment")
     parser.add_argument("-o", "--output", type=Path, default=AGENTS_FOLDER, help="the zoo's log folder that it goes to")
+    parser.add_argument("--add", action="store_true", help="to the seeds of the agent that is published")
     parser.add_argument("--cpu", help="processor that trained, where it was another machine")
     parser.add_argument("--selection-episodes", type=int, default=N_SELECTION_EPISODES)
     parser.add_argument("--first-round", type=int, metavar="N", help="episodes before the worse half drops out")
@@ -324,17 +331,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{option}: {value} is not allowed, expected at least 1")
     runs = [Run(folder) for folder in args.runs]
     try:
-        check_alike(runs)
+        folder = args.output / ALGO / f"{runs[0].config_folder.name}_1"
+        check_alike(runs, folder if args.add else None)
+        earlier = Training.read(folder).seeds if args.add else []
+        for seed in earlier:
+            played = len(seed.selection[seed.selected]), len(seed.test_returns)
+            if played != (args.selection_episodes, args.test_episodes):
+                raise ValueError(
+                    f"--selection-episodes {args.selection_episodes} --test-episodes {args.test_episodes}: expected "
+                    f"{played[0]} and {played[1]}, as for seed {seed.seed} in {folder}"
+                )
         selections = [select(run, args.selection_episodes, first_round, args.jobs) for run in runs]
         seeds = [
             examine(run, selection, args.test_episodes, args.cpu)
             for run, selection in zip(runs, selections, strict=True)
         ]
-        best = max(range(len(seeds)), key=lambda idx: float(np.mean(seeds[idx].selection[seeds[idx].selected])))
-        training = Training(runs[best].args["env"], seeds[best].seed, sorted(seeds, key=lambda seed: seed.seed))
-        folder = args.output / ALGO / f"{runs[best].config_folder.name}_1"
+        seeds = sorted([*earlier, *seeds], key=lambda seed: seed.seed)
+        best = max(seeds, key=lambda seed: float(np.mean(seed.selection[seed.selected])))
+        training = Training(runs[0].args["env"], best.seed, seeds)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        publish(runs[best], training, folder)
+        if best in earlier:
+            training.write(folder)
+        else:
+            publish(next(run for run in runs if run.args["seed"] == best.seed), training, folder)
     except (ValueError, OSError) as error:
         raise SystemExit(f"publish_agent: {error}") from None
     size = sum(path.stat().st_size for path in folder.rglob("*"))

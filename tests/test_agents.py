@@ -189,6 +189,40 @@ def test_layout(published: Path) -> None:
     publish_agent.check_portable(folder)
 
 
+def test_further_seeds(runs: list[Path], published: Path, tmp_path: Path) -> None:
+    """One after the other they give the same as both at once, whichever is better."""
+    (together,) = find_agents(published)
+    options = ["--selection-episodes", "3", "--test-episodes", "4", "--cpu", "a fast one"]
+    for idx, order in enumerate((runs, runs[::-1])):
+        output = ["-o", str(tmp_path / str(idx))]
+        assert publish_agent.main([str(order[0]), *output, *options]) == 0
+        assert publish_agent.main([str(order[1]), *output, *options, "--add"]) == 0
+        (folder,) = find_agents(tmp_path / str(idx))
+        for path in (path for path in together.rglob("*") if path.is_file() and path.suffix != ".zip"):
+            assert (folder / path.relative_to(together)).read_bytes() == path.read_bytes()
+        agents = [TD3X.load(place / f"{ENV}.zip", device="cpu") for place in (folder, together)]
+        th.testing.assert_close(*(agent.policy.state_dict() for agent in agents), rtol=0, atol=0)
+
+
+def test_further_seeds_that_do_not_belong_to_the_published(runs: list[Path], published: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in published.rglob("*") if path.is_file()}
+    run, options = tmp_path / f"{ENV}_1", ["-o", str(published), "--add"]
+    shutil.copytree(runs[0], run)
+    with pytest.raises(SystemExit, match="each once"):
+        publish_agent.main([str(run), *options])
+    args = config_folder(run) / "args.yml"
+    args.write_text(yaml.safe_dump({**publish_agent.read_zoo_yaml(args), "seed": 9}))
+    with pytest.raises(SystemExit, match="50 --test-episodes 100: expected 3 and 4"):
+        publish_agent.main([str(run), *options])
+    config = config_folder(run) / "config.yml"
+    config.write_text(yaml.safe_dump({**publish_agent.read_zoo_yaml(config), "gamma": 0.5}))
+    with pytest.raises(SystemExit, match=r"other hyperparameters than .*td3x"):
+        publish_agent.main([str(run), *options])
+    with pytest.raises(SystemExit, match="publish_agent: "):
+        publish_agent.main([str(run), "-o", str(tmp_path / "nothing"), "--add"])
+    assert {path: path.read_bytes() for path in published.rglob("*") if path.is_file()} == before
+
+
 def test_the_worse_half_of_the_candidates_drops_out(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     final, best, early, late = f"{ENV}.zip", "best_model.zip", "rl_model_120_steps.zip", "rl_model_240_steps.zip"
     asked: list[tuple[str, int, int]] = []
