@@ -13,6 +13,8 @@ import torch as th
 from speed_cells import CELLS
 from speed_worker import LEARNING_STARTS, fill, make_model
 
+from sb3_td3x.gradients import PRECISIONS
+
 # Enough for batches from all over the memory, and quickly filled
 BUFFER_SIZE = 10_000
 N_ROWS = 15
@@ -25,18 +27,19 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=["td3x", "sb3"], default=["td3x", "sb3"], help="default: both")
     parser.add_argument("--updates", type=int, default=100, help="how many are profiled, after as many (default: 100)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of TD3X's products")
     args = parser.parse_args()
     th.set_num_threads(args.threads)
     cell = replace(CELLS[args.cell], buffer_size=BUFFER_SIZE)
     for peer in args.peers:
-        model = make_model(peer, cell, "float32")
+        model = make_model(peer, cell, args.precision)
         assert model.replay_buffer is not None
         fill(model.replay_buffer)
         model.learn(LEARNING_STARTS)
         model.train(gradient_steps=args.updates, batch_size=cell.batch_size)
         with th.profiler.profile(activities=[th.profiler.ProfilerActivity.CPU]) as profile:
             model.train(gradient_steps=args.updates, batch_size=cell.batch_size)
-        print(f"{peer}, {args.updates} updates of {cell.name}, {args.threads} threads")
+        print(f"{peer}, {args.updates} updates of {cell.name}, {args.threads} threads, {args.precision}")
         print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=N_ROWS, max_name_column_width=40))
 
 
