@@ -4,8 +4,10 @@ Train agents with the zoo's own command line, test each on the same 100 episodes
     python scripts/results.py pendulum --log-folder logs/results --jobs 2
 
 A run that has finished is not repeated, so the same command goes on after an interruption. Every run has a log folder
-of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which ``rl_zoo3.enjoy -f`` takes as well. All figures are written to
-``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not hold.
+of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which ``rl_zoo3.enjoy -f`` takes as well. With ``--reuse`` runs that an
+earlier report has are not repeated either, so that the seeds of a study can be trained one after the other, on several
+machines. All figures are written to ``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not
+hold.
 """
 
 import argparse
@@ -303,16 +305,39 @@ def compare(returns: np.ndarray, peer_returns: np.ndarray) -> dict[str, Any]:
     }
 
 
-def read_returns(path: Path, study: str) -> np.ndarray:
+def read_report(option: str, path: Path, study: str) -> dict[str, Any]:
     """
+    :param option: of the command line, for the error
     :param path: a report that this script wrote
     :param study: name of a study
+    :return: the report
+    """
+    report: dict[str, Any] = json.loads(path.read_text())
+    if report["study"] != study:
+        raise SystemExit(f"{option} {path} is a report of the study {report['study']}, not of {study}")
+    return report
+
+
+def read_returns(report: dict[str, Any]) -> np.ndarray:
+    """
+    :param report: a report that this script wrote
     :return: the final returns of its first algorithm, (n_seeds, n_episodes)
     """
-    report = json.loads(path.read_text())
-    if report["study"] != study:
-        raise SystemExit(f"--against {path} is a report of the study {report['study']}, not of {study}")
     return np.array([row["final"]["returns"] for row in report["runs"] if row["algo"] == report["algos"][0]])
+
+
+def reusable_rows(report: dict[str, Any], runs: Sequence[Run]) -> dict[Run, dict[str, Any]]:
+    """
+    :param report: a report that this script wrote
+    :param runs: trainings
+    :return: those of them that it has, alike in length and hyperparameters, with their figures
+    """
+    rows = {(row["algo"], row["seed"], row["steps"]): row for row in report["runs"]}
+    return {
+        run: rows[run.algo, run.seed, run.steps]
+        for run in runs
+        if (run.algo, run.seed, run.steps) in rows and list(run.params) == report["params"]
+    }
 
 
 def format_table(study: Study, summary: dict[str, dict[str, Any]]) -> str:
@@ -349,9 +374,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--algos", nargs="+", help="instead of the study's")
     parser.add_argument("--steps", type=int, help="instead of the study's, for all algorithms")
     parser.add_argument("--against", type=Path, help="compare with an earlier report (JSON), the same study's")
+    parser.add_argument("--reuse", type=Path, help="take the figures of trainings that an earlier report (JSON) has")
     parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
-    peer_returns = None if args.against is None else read_returns(args.against, args.study)
+    peer_returns = args.against and read_returns(read_report("--against", args.against, args.study))
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
     study = replace(STUDIES[args.study], **{name: value for name, value in overrides.items() if value})
@@ -364,10 +390,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before the long part, so that a missing package shows at once
     report: dict[str, Any] = {"study": args.study, "machine": machine(PACKAGES)}
     runs = make_runs(study, args.log_folder / args.study)
-    train(runs, args.jobs)
+    reused = {} if args.reuse is None else reusable_rows(read_report("--reuse", args.reuse, args.study), runs)
+    train([run for run in runs if run not in reused], args.jobs)
 
     rows: list[dict[str, Any]] = []
     for run in runs:
+        if run in reused:
+            rows.append(reused[run])
+            continue
         row: dict[str, Any] = {"env": run.env, "algo": run.algo, "seed": run.seed}
         row |= json.loads(run.timing_path.read_text())
         for name, zip_name in {"final": f"{run.env}.zip", "best": "best_model.zip"}.items():
@@ -410,6 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     report |= {"holds": holds, "runs": rows}
     path = args.log_folder / f"{args.study}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"All figures: {path}")
     return 0 if holds else 1

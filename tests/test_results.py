@@ -142,6 +142,15 @@ def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp
     assert not run.is_finished()
 
 
+def test_figures_of_an_earlier_report_are_of_the_same_training(results: ModuleType) -> None:
+    (run,) = results.make_runs(results.Study("Pendulum-v1", ("td3",), (1,), 500, params=("gamma:0.9",)), Path("logs"))
+    row = {"algo": "td3", "seed": 1, "steps": 500}
+    assert results.reusable_rows({"runs": [row], "params": ["gamma:0.9"]}, [run]) == {run: row}
+    assert results.reusable_rows({"runs": [row], "params": []}, [run]) == {}
+    for other in ({"algo": "sac"}, {"seed": 2}, {"steps": 400}):
+        assert results.reusable_rows({"runs": [{**row, **other}], "params": ["gamma:0.9"]}, [run]) == {}
+
+
 @pytest.mark.slow
 def test_from_trainings_to_the_report(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["pendulum", "-f", str(tmp_path), "--algos", "td3x", "--seeds", "1", "--steps", "200"]
@@ -161,6 +170,10 @@ def test_from_trainings_to_the_report(results: ModuleType, tmp_path: Path, capsy
     # Beside an earlier report, here itself
     earlier = tmp_path / "earlier.json"
     earlier.write_text(json.dumps(report))
+    reuse = ["-f", str(tmp_path / "elsewhere"), "--reuse", str(earlier)]
+    assert results.main([*arguments, *reuse]) == 0
+    assert "0 of 0 trainings are there, 0 to do" in capsys.readouterr().out
+    assert json.loads((tmp_path / "elsewhere" / "pendulum.json").read_text())["runs"] == [run]
     assert results.main([*arguments, "--against", str(earlier)]) == 0
     (comparison,) = json.loads((tmp_path / "pendulum.json").read_text())["comparisons"].values()
     assert comparison["difference"] == 0
