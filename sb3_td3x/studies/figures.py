@@ -227,7 +227,7 @@ class Figures:
             axes.axhline(0, color="#555555", linewidth=0.8)
             axes.set_ylim(_limits([curves.difference for curves in values.values()], 0.0))
             _steps_axis(axes, max(int(curves.difference.timesteps[-1]) for curves in values.values()))
-            axes.set_ylabel("Over-estimation (discounted return)")
+            axes.set_ylabel("Over-estimation\n(discounted return)")
             _legend(figure, [self._handle(arm) for arm in values])
 
         return self._save(name, 3.3, draw)
