@@ -84,6 +84,8 @@ def lock_folder(folder: pathlib.Path) -> BaseFileLock:
         except Timeout:
             raise ValueError(f"'{folder}' is in use by another process, which goes on there") from None
         except (OSError, NotImplementedError) as error:
+            # Read-only, a full quota, or a file system without locks (older versions of filelock raise the second):
+            # no reason to end a training
             warnings.warn(f"{folder} cannot be locked against other processes: {error}", stacklevel=2)
     return lock
 

@@ -32,14 +32,15 @@ def main() -> None:
     th.set_num_threads(args.threads)
     cell = replace(CELLS[args.cell], buffer_size=BUFFER_SIZE)
     for peer in args.peers:
-        model = make_model(peer, cell, args.precision)
+        precision = args.precision if peer == "td3x" else "float32"
+        model = make_model(peer, cell, precision)
         assert model.replay_buffer is not None
         fill(model.replay_buffer)
         model.learn(LEARNING_STARTS)
         model.train(gradient_steps=args.updates, batch_size=cell.batch_size)
         with th.profiler.profile(activities=[th.profiler.ProfilerActivity.CPU]) as profile:
             model.train(gradient_steps=args.updates, batch_size=cell.batch_size)
-        print(f"{peer}, {args.updates} updates of {cell.name}, {args.threads} threads, {args.precision}")
+        print(f"{peer}, {args.updates} updates of {cell.name}, {args.threads} threads, {precision}")
         print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=N_ROWS, max_name_column_width=40))
 
 

@@ -299,7 +299,7 @@ def check_alike(runs: Sequence[Run], published: Path | None = None) -> None:
         for name in ("env", "n_timesteps"):
             if run.args[name] != first.args[name]:
                 raise ValueError(
-                    f"{run.folder} has {name}={run.args[name]!r}, expected {first.args[name]!r} as the first"
+                    f"{run.folder} has {name}={run.args[name]!r}, expected {first.args[name]!r} as {first.folder}"
                 )
         if without_folders(run.config) != without_folders(first.config):
             raise ValueError(f"{run.folder} has other hyperparameters than {first.folder}")

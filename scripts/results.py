@@ -312,9 +312,13 @@ def read_report(option: str, path: Path, study: str) -> dict[str, Any]:
     :param study: name of a study
     :return: the report
     """
-    report: dict[str, Any] = json.loads(path.read_text())
-    if report["study"] != study:
-        raise SystemExit(f"{option} {path} is a report of the study {report['study']}, not of {study}")
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+        reported = report["study"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{option} {path} is no report of this script: {error!r}") from None
+    if reported != study:
+        raise SystemExit(f"{option} {path} is a report of the study {reported}, not of {study}")
     return report
 
 
@@ -391,6 +395,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report: dict[str, Any] = {"study": args.study, "machine": machine(PACKAGES)}
     runs = make_runs(study, args.log_folder / args.study)
     reused = {} if args.reuse is None else reusable_rows(read_report("--reuse", args.reuse, args.study), runs)
+    if args.reuse is not None:
+        print(f"{len(reused)} of {len(runs)} trainings are those of {args.reuse}", flush=True)
     train([run for run in runs if run not in reused], args.jobs)
 
     rows: list[dict[str, Any]] = []

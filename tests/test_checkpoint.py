@@ -766,14 +766,17 @@ def test_a_lock_is_held_until_the_last_of_its_holders_lets_it_go(tmp_path: Path)
         fork.join()
 
 
-def test_a_folder_that_cannot_be_locked_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "Disk quota exceeded"), NotImplementedError("no flock")])
+def test_a_folder_that_cannot_be_locked_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        raise error
 
     lock_folder(tmp_path / "not there").release()
     assert not (tmp_path / "not there").exists()
     monkeypatch.setattr(FileLock, "acquire", fail)
-    with pytest.warns(UserWarning, match="cannot be locked against other processes: .*quota"):
+    with pytest.warns(UserWarning, match="cannot be locked against other processes: .*(quota|flock)"):
         lock_folder(tmp_path).release()
 
 

@@ -28,7 +28,7 @@ def load_entry(name: str, env_id: str) -> dict[str, Any]:
 
 
 def make_manager(name: str, env_id: str, folder: Path, **kwargs: Any) -> ExperimentManager:
-    # CarRacing's memory would take 1.6 GB
+    # CarRacing's memory would take 2.8 GB
     return ExperimentManager(
         Namespace(),
         "td3x",

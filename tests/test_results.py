@@ -142,6 +142,17 @@ def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp
     assert not run.is_finished()
 
 
+@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
+@pytest.mark.parametrize("option", ["--reuse", "--against"])
+def test_what_is_no_report(results: ModuleType, tmp_path: Path, option: str, content: str | None) -> None:
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit, match=rf"^{option} .*report\.json is no report of this script: "):
+        results.main(["pendulum", option, str(path), "-f", str(tmp_path / "logs")])
+    assert not (tmp_path / "logs").exists()
+
+
 def test_figures_of_an_earlier_report_are_of_the_same_training(results: ModuleType) -> None:
     (run,) = results.make_runs(results.Study("Pendulum-v1", ("td3",), (1,), 500, params=("gamma:0.9",)), Path("logs"))
     row = {"algo": "td3", "seed": 1, "steps": 500}
@@ -172,7 +183,7 @@ def test_from_trainings_to_the_report(results: ModuleType, tmp_path: Path, capsy
     earlier.write_text(json.dumps(report))
     reuse = ["-f", str(tmp_path / "elsewhere"), "--reuse", str(earlier)]
     assert results.main([*arguments, *reuse]) == 0
-    assert "0 of 0 trainings are there, 0 to do" in capsys.readouterr().out
+    assert f"1 of 1 trainings are those of {earlier}\n0 of 0 trainings are there" in capsys.readouterr().out
     assert json.loads((tmp_path / "elsewhere" / "pendulum.json").read_text())["runs"] == [run]
     assert results.main([*arguments, "--against", str(earlier)]) == 0
     (comparison,) = json.loads((tmp_path / "pendulum.json").read_text())["comparisons"].values()
