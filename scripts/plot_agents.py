@@ -7,7 +7,6 @@ Learning curves of the published agents, all seeds, beside those that RL Zoo pub
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +29,15 @@ _ZOO_COLORS = {"td3": "#000000", "sac": "#0072B2", "tqc": "#009E73", "ddpg": "#C
 def learning_curve(training: Training) -> tuple[np.ndarray, np.ndarray]:
     """
     :param training: the figures of an agent
-    :return: timesteps that the evaluations of all seeds have in common, of shape (n,), and their mean returns, of shape
-        (n_seeds, n)
+    :return: timesteps of the first seed's evaluations, of shape (n,), and mean returns of all seeds, of shape
+        (n_seeds, n). Those of a seed that was evaluated at other timesteps are interpolated.
     """
     curves = [
-        dict(zip(seed.evaluations["timesteps"], np.mean(seed.evaluations["returns"], axis=1), strict=True))
+        (np.array(seed.evaluations["timesteps"]), np.mean(seed.evaluations["returns"], axis=1))
         for seed in training.seeds
     ]
-    timesteps = sorted(reduce(set.intersection, map(set, curves)))
-    return np.array(timesteps), np.array([[curve[step] for step in timesteps] for curve in curves])
+    timesteps = curves[0][0]
+    return timesteps, np.array([np.interp(timesteps, *curve) for curve in curves])
 
 
 def draw(training: Training) -> Figure:

@@ -389,6 +389,11 @@ def test_learning_curves(published: Path, tmp_path: Path) -> None:
     timesteps, returns = plot_agents.learning_curve(Training.read(find_agents(published)[0]))
     assert timesteps.tolist() == [120, 240]
     assert returns.shape == (2, 2)
+    training = Training.read(find_agents(published)[0])
+    # The second seed's evaluations came later: interpolated
+    training.seeds[1].evaluations["timesteps"] = [180, 300]
+    early, late = returns[1]
+    np.testing.assert_allclose(plot_agents.learning_curve(training)[1][1], [early, (early + late) / 2])
     axes = plot_agents.draw(Training.read(find_agents(published)[0])).axes[0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     # The zoo's first evaluation came after 10,000 steps
