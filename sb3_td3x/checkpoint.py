@@ -378,7 +378,7 @@ class ResumableCheckpoint(BaseCallback):
             "counters": run_state.counters(self.model),
             "generators": run_state.generators(self.model),
             "normalization": run_state.normalization(self.model.get_vec_normalize_env()),
-            "callbacks": run_state.callback_states(self.locals["callback"]),
+            "callbacks": run_state.callback_states(self.locals["callback"], timesteps),
             "logs": run_state.pending_logs(self.logger),
             "tensorboard": _tensorboard_folder(self.logger),
             "save_path": str(self.save_path.resolve()),

@@ -159,15 +159,29 @@ def restore_normalization(vec_normalize: VecNormalize | None, state: State | Non
         _restore_moments(vec_normalize.obs_rms, state["obs_rms"])
 
 
-def callback_states(callback: BaseCallback) -> State:
+def callback_states(callback: BaseCallback, timesteps: int) -> State:
     """
     :param callback: the callback of the training, maybe of several
+    :param timesteps: number of env timesteps whose transitions are stored; a callback may have seen one env step more
     :return: by class and order, what the callbacks know of the run so far
     """
-    return {
-        name: {attribute: plain(getattr(child, attribute)) for attribute in _state_attributes(child)}
-        for name, child in _named_callbacks(callback)
-    }
+    return {name: _callback_state(child, timesteps) for name, child in _named_callbacks(callback)}
+
+
+def _callback_state(callback: BaseCallback, timesteps: int) -> State:
+    """
+    :param callback: a callback
+    :param timesteps: as of ``callback_states``
+    :return: what it knows of the run so far, without the env step that a resumed run takes again
+    """
+    state = {attribute: plain(getattr(callback, attribute)) for attribute in _state_attributes(callback)}
+    if callback.num_timesteps > timesteps:
+        state["n_calls"] -= 1
+        known = sum(timestep <= timesteps for timestep in state.get("evaluations_timesteps", ()))
+        for attribute in state:
+            if attribute.startswith("evaluations_"):
+                state[attribute] = state[attribute][:known]
+    return state
 
 
 def restore_callback_states(callback: BaseCallback, state: State) -> None:

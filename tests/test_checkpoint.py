@@ -702,6 +702,31 @@ def test_callbacks_go_on(tmp_path: Path) -> None:
     assert len(solved.returns) == solved.returns.maxlen == 5
 
 
+@pytest.mark.parametrize("stopped_at", [15, 20])
+@pytest.mark.parametrize("seen", [True, False])
+def test_callbacks_forget_the_step_that_was_not_stored(stopped_at: int, seen: bool, tmp_path: Path) -> None:
+    """Else all evaluations of a resumed run would come a step early. It sees that step again, if it had seen it."""
+
+    def evaluation() -> EvalCallback:
+        return EvalCallback(counting_vec_env(1), eval_freq=10, n_eval_episodes=1, verbose=0, log_path=str(tmp_path))
+
+    checkpoints = tmp_path / "checkpoints"
+    callbacks = [CallbackList([evaluation()]), At(stopped_at, fail)]
+    with pytest.raises(LookupError):
+        TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(
+            40, [ResumableCheckpoint(checkpoints, 1000), *(callbacks if seen else reversed(callbacks))]
+        )
+    assert timesteps(checkpoints) == stopped_at - 1
+    known = np.load(tmp_path / "evaluations.npz")["timesteps"].tolist()
+    assert known == ([10, 20] if seen and stopped_at == 20 else [10])
+
+    go_on(checkpoints, counting_vec_env(1), 40, CallbackList([resumed := evaluation()]))
+    assert resumed.n_calls == 40
+    results = np.load(tmp_path / "evaluations.npz")
+    assert results["timesteps"].tolist() == [10, 20, 30, 40]
+    assert len(results["results"]) == len(results["ep_lengths"]) == 4
+
+
 def test_tensorboard_goes_on(tmp_path: Path) -> None:
     """In the same folder, without gaps or repeats, although another run has been there since."""
     pytest.importorskip("tensorboard")
