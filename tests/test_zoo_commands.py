@@ -435,7 +435,8 @@ def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> Non
 
     model = TD3X.load(monitor.parent / f"{ENV}.zip", device="cpu")
     assert model.policy_kwargs == {"net_arch": [256]}
-    assert model.num_timesteps >= 200
+    # The line is written before the episode's last step is counted
+    assert model.num_timesteps >= 199
     assert model.num_timesteps - LEARNING_STARTS - 1 <= model._n_updates <= model.num_timesteps - LEARNING_STARTS
     assert model.predict(np.zeros(3, np.float32))[0].shape == (1,)
 
