@@ -20,7 +20,7 @@ Row = Sequence[Any]
 FILES = {
     "runs.csv": "a line for each finished run",
     "returns.csv": "a line for each final episode of a run's last and of its best agent; episode i has the same start "
-    "in all runs of an env",
+    "in all runs of an env; lengths, in env steps, are those of the last agent's",
     "evaluations.csv": "a line for each episode of the evaluations while training",
     "value_estimates.csv": "a line for each run and point at which the critic's values were compared with returns",
     "statistics.csv": "the figures of this report with their intervals, which are empty where there is one seed",
