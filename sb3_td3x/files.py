@@ -1,6 +1,7 @@
 """Writing files so that a kill, a full disk or another process leaves the old file or the new one, whole."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -156,7 +157,12 @@ def open_for_loading(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
     :return: the file, open for reading
     :raises OSError: it is not there or cannot be read
     """
-    file = open_path(path, "r", suffix=suffix)
+    try:
+        file = open_path(path, "r", suffix=suffix)
+    except FileNotFoundError:
+        # SB3 names the last path that it tried, which has the ending twice where the user gave it
+        tried = f"{str(path).removesuffix(f'.{suffix}')}.{suffix}"
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), tried) from None
     try:
         yield cast(BinaryIO, file)
     finally:

@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of TD3X's products")
     args = parser.parse_args()
+    if args.updates < 1:
+        parser.error(f"argument --updates: {args.updates} is not allowed, expected at least 1")
     th.set_num_threads(args.threads)
     cell = replace(CELLS[args.cell], buffer_size=BUFFER_SIZE)
     for peer in args.peers:
