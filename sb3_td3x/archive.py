@@ -93,7 +93,9 @@ def write_agent(path: SavePath, attributes: Mapping[str, Any], params: States, v
     for name, value in attributes.items():
         try:
             data[name] = to_plain(value)
-        except NotPlainError as error:
+            # What an object was turned into since it was made may be nothing that it can be made of
+            from_plain(data[name])
+        except (NotPlainError, ValueError) as error:
             pickles[name] = cloudpickle.dumps(value)
             data[name] = {_PICKLED: str(error)}
     with write_sealed_zip(path, "zip", __version__) as archive:

@@ -293,6 +293,28 @@ def _can_be_packed(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype == np.float32
 
 
+# Rows are written once and change afterwards by `end_open_episodes` only, but for a few arrays of HER's
+KNOWN_CLASSES = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
+
+
+def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
+    """
+    Make a time-out of each env's last row whose episode is still open: what follows comes from another episode.
+
+    :param replay_buffer: a replay buffer
+    """
+    if not replay_buffer.full and replay_buffer.pos == 0:
+        return
+    last = (replay_buffer.pos - 1) % replay_buffer.buffer_size
+    for env_idx in np.flatnonzero(replay_buffer.dones[last] == 0):
+        replay_buffer.dones[last, env_idx] = 1
+        if not replay_buffer.optimize_memory_usage:
+            # Bootstrapped. With `optimize_memory_usage` the next observation is about to be overwritten
+            replay_buffer.timeouts[last, env_idx] = 1
+        if isinstance(replay_buffer, HerReplayBuffer):
+            replay_buffer._compute_episode_length(int(env_idx))
+
+
 def check_replay_buffer_arguments(model: "TD3X") -> None:
     """
     :param model: the agent
@@ -304,6 +326,11 @@ def check_replay_buffer_arguments(model: "TD3X") -> None:
     has_dict_obs = isinstance(model.observation_space, spaces.Dict)
     if model.optimize_memory_usage and has_dict_obs:
         raise ValueError("optimize_memory_usage=True is not allowed with Dict observations, expected False")
+    if model.optimize_memory_usage and model.buffer_size < 2 * model.n_envs:
+        raise ValueError(
+            f"buffer_size={model.buffer_size} is not allowed with optimize_memory_usage=True, expected at least "
+            f"{2 * model.n_envs}: two steps of each env"
+        )
     if model.n_steps == 1:
         return
     if buffer_class is not None:

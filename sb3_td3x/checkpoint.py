@@ -20,6 +20,7 @@ from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger,
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 
 from sb3_td3x import run_state
+from sb3_td3x.buffers import end_open_episodes
 from sb3_td3x.checkpoint_folder import (
     REPLAY_BUFFER,
     Checkpoint,
@@ -41,7 +42,6 @@ from sb3_td3x.replay_segments import (
     Chain,
     bookkeeping,
     check_supported,
-    end_open_episodes,
     read_segments,
     restore_bookkeeping,
     write_segments,

@@ -104,8 +104,10 @@ def broken_pipes_to_dead_workers(env: VecEnv | None) -> Iterator[None]:
     try:
         yield
     finally:
-        stopper.close()
+        # To close it would not do: a process that was forked meanwhile has this end of the pipe open as well
+        stopper.send(None)
         thread.join()
+        stopper.close()
         stop.close()
 
 

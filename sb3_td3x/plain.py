@@ -102,7 +102,9 @@ def _number(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """A number or an array of numbers"""
+    """A number, an array of numbers, or a list of them"""
+    if isinstance(value, list):
+        return [_number(entry) for entry in value]
     return value if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" else _number(value)
 
 
@@ -172,8 +174,7 @@ def _ou_noise(state: dict[str, Any]) -> noise.ActionNoise:
         np.dtype(state.get("_dtype", np.float32)).type,
     )
     made.noise_prev = _numbers(state["noise_prev"])
-    if np.shape(made.noise_prev) != np.shape(made._mu):
-        raise ValueError("noise_prev does not fit")
+    np.broadcast_shapes(*map(np.shape, (made.noise_prev, made._mu, made._sigma)))
     return made
 
 

@@ -9,13 +9,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 
-from sb3_td3x.buffers import PackedReplayBuffer
+from sb3_td3x.buffers import KNOWN_CLASSES, PackedReplayBuffer
 from sb3_td3x.files import FileRecord, atomic_write, file_record
-
-# Classes whose rows are written once and do not change afterwards, but for what ``bookkeeping`` returns
-SUPPORTED = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
 
 # A longer chain is begun anew, so that a manifest stays short
 MAX_SEGMENTS = 500
@@ -56,8 +53,8 @@ def check_supported(replay_buffer: ReplayBuffer) -> None:
     :param replay_buffer: a replay buffer
     :raises ValueError: its class may hold what a checkpoint would miss
     """
-    if type(replay_buffer) not in SUPPORTED:
-        names = ", ".join(cls.__name__ for cls in SUPPORTED)
+    if type(replay_buffer) not in KNOWN_CLASSES:
+        names = ", ".join(cls.__name__ for cls in KNOWN_CLASSES)
         raise ValueError(
             f"replay_buffer_class={type(replay_buffer).__name__} is not allowed with ResumableCheckpoint, "
             f"expected one of {names}: of others it does not know what to save"
@@ -166,24 +163,6 @@ def restore_bookkeeping(replay_buffer: ReplayBuffer, arrays: dict[str, np.ndarra
             getattr(replay_buffer, name)[...] = arrays[name]
     elif replay_buffer.optimize_memory_usage:
         replay_buffer.observations[replay_buffer.pos] = arrays["last_next_observation"]
-
-
-def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
-    """
-    Make a time-out of each env's last row whose episode is still open: what follows comes from another episode.
-
-    :param replay_buffer: a replay buffer
-    """
-    if not replay_buffer.full and replay_buffer.pos == 0:
-        return
-    last = (replay_buffer.pos - 1) % replay_buffer.buffer_size
-    for env_idx in np.flatnonzero(replay_buffer.dones[last] == 0):
-        replay_buffer.dones[last, env_idx] = 1
-        if not replay_buffer.optimize_memory_usage:
-            # Bootstrapped. With `optimize_memory_usage` the next observation is about to be overwritten
-            replay_buffer.timeouts[last, env_idx] = 1
-        if isinstance(replay_buffer, HerReplayBuffer):
-            replay_buffer._compute_episode_length(int(env_idx))
 
 
 def _pieces(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 import pathlib
 import warnings
 from collections.abc import Iterable
@@ -36,8 +37,10 @@ from sb3_td3x import sb3_compat
 from sb3_td3x.archive import attributes_to_save, read_agent, read_parameters, variables_to_save, write_agent
 from sb3_td3x.buffer_files import read_replay_buffer, write_replay_buffer
 from sb3_td3x.buffers import (
+    KNOWN_CLASSES,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
+    end_open_episodes,
     make_replay_buffer,
 )
 from sb3_td3x.checkpoint import Resumed, guarded_training, resume
@@ -68,8 +71,10 @@ from sb3_td3x.validation import (
     check_finite,
     check_integer,
     check_known,
+    check_net_arch,
     check_number,
     check_train_freq,
+    check_unnormalized_shapes,
 )
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
@@ -525,6 +530,9 @@ class TD3X(OffPolicyAlgorithm):
             if dones is not step.dones:
                 check_terminations_can_be_stored(self, self._shaping)
             self.logger.record_mean("rollout/shaped_reward_mean", float(reward.mean()))
+        # SB3's buffers for dictionaries put other arrays into those that they are given
+        if isinstance(next_obs, dict):
+            last_obs, next_obs = dict(last_obs), dict(next_obs)
         replay_buffer.add(last_obs, next_obs, buffer_action, reward, dones, infos)
         self._last_obs = new_obs
         self._last_original_obs = original_obs
@@ -575,21 +583,31 @@ class TD3X(OffPolicyAlgorithm):
                 progress_bar=progress_bar,
             )
 
-    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
-        """As in SB3; fits the noise to the number of envs, also after loading, and checks the first observations."""
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """
+        As in SB3; fits the noise to the number of envs, also after loading, checks the first observations, and where
+        the envs are reset, lets no stored episode go on into the next one.
+        """
         assert self.env is not None, "You must set the environment before calling learn()"
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
         if self._shaping is None or self._shaping_source is not self.reward_shaping:
             self._setup_shaping()
         # For the first rollout; before all others it was done for the updates
         self._refresh_networks()
-        total_timesteps, callback = super()._setup_learn(*args, **kwargs)
+        if (reset_num_timesteps or self._last_obs is None) and type(self._replay_buffer) in KNOWN_CLASSES:
+            end_open_episodes(self.replay_buffer)
+        total_timesteps, callback = super()._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
         first_obs: Any = self._last_obs if self._vec_normalize_env is None else self._last_original_obs
-        if isinstance(first_obs, np.ndarray) and first_obs.shape[1:] != self.observation_space.shape:
-            raise ValueError(
-                "no wrapper that changes observations is allowed around VecNormalize, such as frame stacking: "
-                f"it has observations of shape {first_obs.shape[1:]}, the agent {self.observation_space.shape}"
-            )
+        check_unnormalized_shapes(first_obs, self.observation_space)
         check_finite("observation after the reset", first_obs, self.num_timesteps)
         return total_timesteps, callback
 
@@ -641,6 +659,11 @@ class TD3X(OffPolicyAlgorithm):
         check_action_space(self.action_space)
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, low=0)
+        if not isinstance(self.policy_kwargs, dict):
+            raise ValueError(f"policy_kwargs={self.policy_kwargs!r} is not allowed, expected a dictionary or None")
+        check_net_arch("net_arch", self.policy_kwargs.get("net_arch"))
+        if not isinstance(self.tensorboard_log, str | os.PathLike | None):
+            raise ValueError(f"tensorboard_log={self.tensorboard_log!r} is not allowed, expected a path or None")
         self.buffer_size = check_integer("buffer_size", self.buffer_size, low=1)
         self.learning_starts = check_integer("learning_starts", self.learning_starts, low=0)
         self.batch_size = check_integer("batch_size", self.batch_size, low=1)

@@ -115,17 +115,54 @@ def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
         raise ValueError(f"{name}={noise!r} is not allowed, expected an ActionNoise or None")
     base_noise = noise.base_noise if isinstance(noise, VectorizedActionNoise) else noise
     if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
-        mean, sigma = np.asarray(base_noise._mu), np.asarray(base_noise._sigma)
-        if not (np.isfinite(mean).all() and np.isfinite(sigma).all() and (sigma >= 0).all()):
+        values: list[Any] = [base_noise._mu, base_noise._sigma]
+        if isinstance(base_noise, OrnsteinUhlenbeckActionNoise):
+            values += [base_noise._theta, base_noise._dt, base_noise.noise_prev]
+            values += [] if base_noise.initial_noise is None else [base_noise.initial_noise]
+        arrays = [np.asarray(value) for value in values]
+        if not all(np.isfinite(array).all() for array in arrays) or (arrays[1] < 0).any():
             raise ValueError(f"{name}={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
         try:
-            fits = np.broadcast_shapes(mean.shape, sigma.shape, action_space.shape) == action_space.shape
+            shape = np.broadcast_shapes(*(array.shape for array in arrays))
+            # A single number is no array, which SB3's noises need
+            fits = shape != () and np.broadcast_shapes(shape, action_space.shape) == action_space.shape
         except ValueError:
             fits = False
         if not fits:
             raise ValueError(
-                f"{name}={base_noise!r} is not allowed, expected numbers of an action's shape, {action_space.shape}"
+                f"{name}={base_noise!r} is not allowed, expected arrays of an action's shape, {action_space.shape}"
             )
+
+
+def check_net_arch(name: str, value: Any) -> None:
+    """
+    :param name: name of the argument
+    :param value: its value: a list of integers >= 1, or a dictionary of such for "pi" and "qf"; None: the default
+    """
+    lists = [value[key] for key in ("pi", "qf") if key in value] if isinstance(value, dict) else [value]
+    for units in [] if value is None else lists:
+        if not isinstance(units, (list, tuple)) or not all(
+            isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1 for number in units
+        ):
+            raise ValueError(
+                f"{name}={value!r} is not allowed, expected a list of integers >= 1, or dict(pi=..., qf=...) of such"
+            )
+
+
+def check_unnormalized_shapes(obs: Any, observation_space: spaces.Space) -> None:
+    """
+    :param obs: observations as ``VecNormalize`` has them, before it normalises: (n_envs, ...), or a dictionary of such
+    :param observation_space: that of the agent
+    """
+    if isinstance(observation_space, spaces.Dict):
+        for key, space in observation_space.spaces.items():
+            check_unnormalized_shapes(obs[key], space)
+    elif obs.shape[1:] != observation_space.shape:
+        raise ValueError(
+            "no wrapper that changes observations is allowed around VecNormalize, such as frame stacking, or for "
+            "images VecTransposeImage, which SB3 puts there unless it is inside: VecNormalize(VecTransposeImage(env)). "
+            f"It has observations of shape {obs.shape[1:]}, the agent {observation_space.shape}"
+        )
 
 
 def check_known(function: str, arguments: Iterable[str], known: set[str]) -> None:

@@ -151,6 +151,11 @@ PLAIN: dict[str, Callable[[], TD3X]] = {
     "path": lambda: make(tensorboard_log=pathlib.Path("logs")),
     "numpy numbers": lambda: make(gamma=np.float32(0.9), target_policy_noise=np.float64(0.1)),
     "unusual numbers": lambda: make(seed=2**31),
+    "noise of lists": lambda: make(action_noise=NormalActionNoise([0.0], [0.1])),  # type: ignore[arg-type]
+    "noise of two shapes": lambda: make(
+        CountingEnv(action_space=spaces.Box(-1, 1, (4,), np.float32)),
+        action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(4), initial_noise=np.zeros(4)),
+    ),
 }
 
 
@@ -307,6 +312,16 @@ def test_user_s_own_objects_are_refused_by_name_unless_trusted_or_given(case: st
         loaded.learn(12)
     # Weights need no trust
     model.set_parameters(path)
+
+
+def test_object_that_its_numbers_do_not_make_comes_back_from_a_pickle(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "agent.zip"
+    theta: Any = np.array([0.15])
+    make(action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), theta)).learn(12).save(path)
+    with pytest.raises(ValueError, match=r"agent\.zip .*action_noise.*trusted=True"):
+        TD3X.load(path)
+    assert TD3X.load(path, trusted=True).action_noise._theta == theta  # type: ignore[union-attr]
+    assert TD3X.load(path, action_noise=None).action_noise is None
 
 
 class OwnExtractor(FlattenExtractor):

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, DictObs, Episode, Poison, readable, tiny, vec_env
+from envs import CountingEnv, DictObs, Episode, Poison, counting_vec_env, readable, tiny, vec_env
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -21,7 +21,7 @@ from stable_baselines3.common.noise import (
     OrnsteinUhlenbeckActionNoise,
     VectorizedActionNoise,
 )
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
 from sb3_td3x import TD3X
 from sb3_td3x.shaping import FallPenalty, RewardScale, ShapingBatch
@@ -42,6 +42,7 @@ def noise(sigma: float = 0.1, size: int = 1) -> NormalActionNoise:
 
 # At construction
 
+BAD_RATES = [-1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "lin-1e-3", "lin_1.2.3", "lin_."]
 BAD_VALUES: dict[str, list[Any]] = {
     "policy_delay": [*NO_INTEGERS, 0, -1],
     "tau": [*NO_NUMBERS, 0, 0.0, -0.1, 1.0001, 2],
@@ -58,11 +59,23 @@ BAD_VALUES: dict[str, list[Any]] = {
     "stats_window_size": [*NO_INTEGERS, 0, -1],
     "train_freq": [*NO_NUMBERS, 1.5, 0, -1, "step"],
     "clipped_double_q": [None, 0, 1, "True", 1.0, NAN],
+    "policy_kwargs": ["abc", 5, [("net_arch", [8])]],
     "precision": [None, 16, "float16", "BFLOAT16", "bf16", th.bfloat16],
-    "learning_rate": [*NO_NUMBERS, -1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "lin-1e-3"],
+    "learning_rate": [
+        *NO_NUMBERS,
+        -1e-3,
+        "exp_1e-3",
+        "lin_x",
+        "lin_",
+        "lin",
+        "_1e-3",
+        "lin_1e-3_2",
+        "lin-1e-3",
+        "lin_1.2.3",
+    ],
     "qf_learning_rate": [
         *(value for value in NO_NUMBERS if value is not None),
-        *(-1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "lin-1e-3"),
+        *BAD_RATES,
     ],
 }
 
@@ -89,6 +102,30 @@ def test_frame_stack_around_vec_normalize_is_refused() -> None:
     env = VecFrameStack(VecNormalize(DummyVecEnv([CountingEnv])), n_stack=2)
     with pytest.raises(ValueError, match=r"VecNormalize.*frame stacking.*\(2,\).*\(4,\)"):
         make(env=env).learn(10)
+
+
+class WithImage(DictObs):
+    """An image, channels last, beside the arrays."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        image = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "image": image})  # type: ignore[attr-defined]
+
+    def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
+        return {**super().observation(observation), "image": np.zeros((36, 36, 3), dtype=np.uint8)}
+
+
+def test_images_in_another_order_than_the_agent_s_are_refused() -> None:
+    """SB3 would fail later, in the middle of its replay buffer."""
+
+    def learn(env: VecEnv) -> None:
+        TD3X("MultiInputPolicy", env, **tiny()).learn(10)
+
+    keys = ["count", "minus"]
+    with pytest.raises(ValueError, match=r"VecTransposeImage.*\(36, 36, 3\), the agent \(3, 36, 36\)"):
+        learn(VecNormalize(vec_env(WithImage(CountingEnv())), norm_obs_keys=keys))
+    learn(VecNormalize(VecTransposeImage(vec_env(WithImage(CountingEnv()))), norm_obs_keys=keys))
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "qf_learning_rate"])
@@ -134,6 +171,12 @@ class NoiseOfWrongType:
         NormalActionNoise(np.array([NAN]), np.ones(1)),
         OrnsteinUhlenbeckActionNoise(np.zeros(1), -np.ones(1)),
         OrnsteinUhlenbeckActionNoise(np.zeros(1), np.array([NAN])),
+        OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), theta=NAN),
+        OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), dt=INF),
+        OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), initial_noise=np.array([NAN])),
+        OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), initial_noise=np.zeros(3)),
+        NormalActionNoise(0.0, 0.1),  # type: ignore[arg-type]
+        OrnsteinUhlenbeckActionNoise(0.0, 0.1),  # type: ignore[arg-type]
         noise(size=2),
         noise(size=3),
         NormalActionNoise(np.zeros(1), np.ones(2)),
@@ -167,6 +210,25 @@ def test_action_noise_that_does_not_fit_an_action_of_two_axes_is_refused() -> No
 def test_bad_number_of_critics_is_refused(n_critics: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"n_critics={n_critics!r} is not allowed, expected ")):
         make(policy_kwargs={"n_critics": n_critics})
+
+
+@pytest.mark.parametrize("value", [5, True, ["logs"]])
+def test_bad_folder_of_logs_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"tensorboard_log={value!r} is not allowed, expected ")):
+        make(tensorboard_log=value)
+
+
+@pytest.mark.parametrize("net_arch", [8, "8", [8.0], [0], [-1], ["8"], [True], {"pi": [8], "qf": [8.5]}, [[8]]])
+def test_bad_layers_are_refused(net_arch: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"net_arch={net_arch!r} is not allowed, expected ")):
+        make(policy_kwargs={"net_arch": net_arch})
+
+
+def test_buffer_of_one_row_that_is_to_hold_two_observations_is_refused() -> None:
+    options = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
+    with pytest.raises(ValueError, match=r"^buffer_size=3 is not allowed .*optimize_memory_usage.* at least 4"):
+        make(counting_vec_env(2), buffer_size=3, **options)
+    make(counting_vec_env(2), buffer_size=4, **options).learn(20)
 
 
 def test_unknown_activation_is_refused() -> None:

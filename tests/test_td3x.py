@@ -2,7 +2,9 @@
 
 import io
 import math
+import multiprocessing
 import pathlib
+import time
 import warnings
 from typing import Any
 
@@ -467,6 +469,26 @@ def test_actions_are_always_inside_their_bounds(case: str, n_envs: int) -> None:
     assert (action <= space.high).all()
 
 
+class Fork(BaseCallback):
+    """Starts a process that lives longer than the training."""
+
+    def _on_training_start(self) -> None:
+        self.process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        self.process.start()
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def test_training_does_not_wait_for_processes_of_callbacks() -> None:
+    env = SubprocVecEnv([CountingEnv] * 2, start_method="fork")
+    callback = Fork()
+    make(env).learn(20, callback)
+    assert callback.process.is_alive()
+    callback.process.kill()
+    env.close()
+
+
 # Buffers
 
 
@@ -474,6 +496,32 @@ def test_n_steps() -> None:
     model = make(counting_vec_env(2), n_steps=3, gamma=0.9).learn(60)
     assert isinstance(model.replay_buffer, NStepReplayBuffer)
     assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (3, 0.9)
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_n_steps_end_where_learn_resets_the_envs(from_file: bool, tmp_path: pathlib.Path) -> None:
+    """Rewards are 1, 2, ... 5, and from the reset on again."""
+    env = counting_vec_env(1, [Episode(100, True)])
+    model = make(env, n_steps=3, gamma=1.0).learn(5)
+    if from_file:
+        model.save(tmp_path / "agent")
+        model.save_replay_buffer(tmp_path / "buffer")
+        model = TD3X.load(tmp_path / "agent", env=env)
+        model.load_replay_buffer(tmp_path / "buffer")
+        model.learn(5, reset_num_timesteps=False)
+    else:
+        model.learn(5)
+    batch = model.replay_buffer._get_samples(np.arange(7))
+    assert batch.rewards.ravel().tolist() == [6, 9, 12, 9, 5, 6, 9]
+    assert batch.next_observations.tolist() == [[0, 3], [0, 4], [0, 5], [0, 5], [0, 5], [1, 3], [1, 4]]
+    assert not batch.dones.any()
+
+
+def test_n_steps_go_on_where_learn_does(tmp_path: pathlib.Path) -> None:
+    model = make(counting_vec_env(1, [Episode(100, True)]), n_steps=3, gamma=1.0).learn(5)
+    model.learn(5, reset_num_timesteps=False)
+    batch = model.replay_buffer._get_samples(np.arange(7))
+    assert batch.rewards.ravel().tolist() == [6, 9, 12, 15, 18, 21, 24]
 
 
 @pytest.mark.lowest_sb3
@@ -554,6 +602,36 @@ def test_dict_observations() -> None:
     assert isinstance(model.replay_buffer, DictReplayBuffer)
     with pytest.raises(ValueError, match="MultiInputPolicy"):
         TD3X("MlpPolicy", env, **tiny())
+
+
+class WithParity(DictObs):
+    """Has a number beside the arrays, which SB3's replay buffers take another shape for."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "parity": spaces.Discrete(2)})  # type: ignore[attr-defined]
+
+    def observation(self, observation: np.ndarray) -> dict[str, Any]:
+        return {**super().observation(observation), "parity": int(observation[1]) % 2}
+
+
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("n_envs", [1, 2])
+@pytest.mark.parametrize("hook", [None, lambda batch: (batch.rewards, batch.terminations)], ids=["raw", "shaped"])
+def test_dict_observations_with_a_number(n_envs: int, hook: Any) -> None:
+    env = vec_env(*(WithParity(CountingEnv()) for _ in range(n_envs)))
+    model = TD3X("MultiInputPolicy", env, **tiny(reward_shaping=hook)).learn(40)
+    buffer: Any = model.replay_buffer
+    parities = (buffer.observations["count"][: buffer.pos, :, 1] % 2).ravel()
+    np.testing.assert_array_equal(buffer.observations["parity"][: buffer.pos].ravel(), parities)
+    assert model._last_obs["parity"].shape == (n_envs,)  # type: ignore[call-overload, index]
+
+
+@pytest.mark.lowest_sb3
+def test_her_with_numbers() -> None:
+    env = BitFlippingEnv(n_bits=3, continuous=True, max_steps=3, discrete_obs_space=True)
+    model = TD3X("MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, **tiny()).learn(40)
+    assert model._n_updates == 35
 
 
 class Doubled(BaseFeaturesExtractor):
