@@ -33,13 +33,14 @@ $(INSTALLED): setup.cfg setup.py pyproject.toml constraints.txt sb3_td3x.pth sb3
 # The zoo numbers its runs: the one just trained is the newest folder
 train: $(INSTALLED) ## train td3x on ENV (default Pendulum-v1) through the zoo, and evaluate it
 	$(BIN)/python -m rl_zoo3.train --algo td3x --env $(ENV) -f $(LOGS) --eval-freq $(EVAL_FREQ) -P $(ARGS)
-	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f $(LOGS) --load-best --no-render -n 5000
 	@run=$$(ls -td $(LOGS)/td3x/$(subst /,-,$(ENV))_* | head -n 1); \
-	echo; \
-	echo "Run:         $$run"; \
-	echo "Best agent:  $$run/best_model.zip"; \
-	echo "Last agent:  $$run/$(subst /,-,$(ENV)).zip"; \
-	echo "Watch it:    $(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f $(LOGS) --load-best"
+	best=; if test -e $$run/best_model.zip; then best=--load-best; fi; \
+	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f $(LOGS) $$best --no-render -n 5000 && \
+	echo && \
+	echo "Run:         $$run" && \
+	{ test -z "$$best" || echo "Best agent:  $$run/best_model.zip"; } && \
+	echo "Last agent:  $$run/$(subst /,-,$(ENV)).zip" && \
+	echo "Watch it:    $(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f $(LOGS) $$best"
 
 enjoy: $(INSTALLED) ## watch the agent of ENV from rl-trained-agents
 	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f rl-trained-agents $(ARGS)

@@ -3,11 +3,11 @@ Train agents with the zoo's own command line, test each on the same 100 episodes
 
     python scripts/results.py pendulum --log-folder logs/results --jobs 2
 
-A run that has finished is not repeated, so the same command goes on after an interruption. Every run has a log folder
-of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which ``rl_zoo3.enjoy -f`` takes as well. With ``--reuse`` runs that an
-earlier report has are not repeated either, so that the seeds of a study can be trained one after the other, on several
-machines. All figures are written to ``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not
-hold.
+A run that has finished is not repeated, unless its hyperparameters have changed since, so the same command goes on
+after an interruption. Every run has a log folder of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which
+``rl_zoo3.enjoy -f`` takes as well. With ``--reuse`` runs that an earlier report has are not repeated either, so that
+the seeds of a study can be trained one after the other, on several machines. All figures are written to
+``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not hold.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import numpy as np
 from rliable import library as rly  # type: ignore[import-untyped]
 from rliable import metrics
 
-from sb3_td3x.studies.arms import action_repeat, entries_of, entry_of
+from sb3_td3x.studies.arms import Entry, action_repeat, entries_of, entry_of
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, play_episodes
 
@@ -113,9 +113,20 @@ class Run:
         return self.folder / self.algo / f"{self.env}_1"
 
     @property
+    def entry(self) -> Entry:
+        """Its hyperparameters in the zoo's file"""
+        return entry_of(entries_of(self.algo), self.algo, self.env)
+
+    @property
     def zoo_timesteps(self) -> int:
         """Its length as the zoo counts: an action that a wrapper repeats is one timestep"""
-        return self.steps // action_repeat(entry_of(entries_of(self.algo), self.algo, self.env))
+        return self.steps // action_repeat(self.entry)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a training to be this one, as JSON has it"""
+        settings = {"steps": self.steps, "hyperparams": self.entry, "params": self.params}
+        return dict(json.loads(json.dumps(settings, default=str)))
 
     @property
     def command(self) -> list[str]:
@@ -140,10 +151,11 @@ class Run:
         :return: Whether the whole training is there. An interrupted zoo saves its agent too, so look at its steps.
         """
         try:
-            asked = int(json.loads(self.timing_path.read_text())["steps"])
-        except (OSError, KeyError, ValueError):
+            timing = json.loads(self.timing_path.read_text())
+        except (OSError, ValueError):
             return False
-        return asked == self.steps and agent_timesteps(self.run_path / f"{self.env}.zip") >= self.zoo_timesteps
+        is_this = self.settings.items() <= timing.items()
+        return is_this and agent_timesteps(self.run_path / f"{self.env}.zip") >= self.zoo_timesteps
 
     @property
     def timing_path(self) -> Path:
@@ -192,7 +204,7 @@ def train(runs: Sequence[Run], jobs: int) -> None:
                     continue
                 del running[run]
                 seconds = time.perf_counter() - start
-                run.timing_path.write_text(json.dumps({"steps": run.steps, "train_seconds": round(seconds, 1)}))
+                run.timing_path.write_text(json.dumps({**run.settings, "train_seconds": round(seconds, 1)}))
                 if process.returncode != 0 or not run.is_finished():
                     run.timing_path.unlink()
                     raise RuntimeError(
@@ -336,11 +348,12 @@ def reusable_rows(report: dict[str, Any], runs: Sequence[Run]) -> dict[Run, dict
     :param runs: trainings
     :return: those of them that it has, alike in length and hyperparameters, with their figures
     """
-    rows = {(row["algo"], row["seed"], row["steps"]): row for row in report["runs"]}
+    rows = {(row["algo"], row["seed"]): row for row in report["runs"]}
     return {
-        run: rows[run.algo, run.seed, run.steps]
+        run: rows[run.algo, run.seed]
         for run in runs
-        if (run.algo, run.seed, run.steps) in rows and list(run.params) == report["params"]
+        # Reports of old do not say what they were trained with
+        if run.settings.items() <= rows.get((run.algo, run.seed), {}).items()
     }
 
 
@@ -378,9 +391,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--algos", nargs="+", help="instead of the study's")
     parser.add_argument("--steps", type=int, help="instead of the study's, for all algorithms")
     parser.add_argument("--against", type=Path, help="compare with an earlier report (JSON), the same study's")
-    parser.add_argument("--reuse", type=Path, help="take the figures of trainings that an earlier report (JSON) has")
+    parser.add_argument("--reuse", type=Path, help="take the figures of equal trainings from an earlier report (JSON)")
     parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
+    for name, values in {"jobs": [args.jobs], "seeds": args.seeds or [], "steps": [args.steps or 1]}.items():
+        if min(values, default=1) < 1:
+            parser.error(f"--{name} {min(values)} is not allowed, expected whole numbers of at least 1")
     peer_returns = args.against and read_returns(read_report("--against", args.against, args.study))
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
@@ -394,6 +410,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before the long part, so that a missing package shows at once
     report: dict[str, Any] = {"study": args.study, "machine": machine(PACKAGES)}
     runs = make_runs(study, args.log_folder / args.study)
+    try:
+        for algo in study.algos:
+            entry_of(entries_of(algo), algo, study.env)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     reused = {} if args.reuse is None else reusable_rows(read_report("--reuse", args.reuse, args.study), runs)
     if args.reuse is not None:
         print(f"{len(reused)} of {len(runs)} trainings are those of {args.reuse}", flush=True)

@@ -81,8 +81,8 @@ def _seed(text: str) -> int:
     :param text: an argument
     :return: it as a number
     """
-    # The zoo takes a negative seed for a random one
-    return _integer(text, 0, "a whole number of at least 0")
+    # It is the number of the run's folder: the zoo takes 0 for the latest, and a negative seed for a random one
+    return _integer(text, 1, "a whole number of at least 1")
 
 
 def _jobs(text: str) -> int:

@@ -37,6 +37,7 @@ from zoo_helpers import GoalEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
+from sb3_td3x.buffers import end_open_episodes
 from sb3_td3x.callbacks import StopWhenSolved
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state, tuning
 from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
@@ -44,7 +45,6 @@ from sb3_td3x.files import TEMPORARY_PATTERN, lock_folder
 from sb3_td3x.replay_segments import (
     bookkeeping,
     columns,
-    end_open_episodes,
     read_segments,
     restore_bookkeeping,
     write_segments,

@@ -134,7 +134,12 @@ def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp
     run.run_path.mkdir(parents=True)
     save(100)
     assert not run.is_finished()  # nothing says how long it took
+    timing = {**run.settings, "train_seconds": 1.0}
+    run.timing_path.write_text(json.dumps({**timing, "hyperparams": {**run.entry, "gamma": 0.5}}))
+    assert not run.is_finished()  # the zoo's file has changed since
     run.timing_path.write_text('{"steps": 100, "train_seconds": 1.0}')
+    assert not run.is_finished()
+    run.timing_path.write_text(json.dumps(timing))
     assert run.is_finished()
     save(99)  # what the zoo saves on Ctrl-C
     assert not run.is_finished()
@@ -155,11 +160,45 @@ def test_what_is_no_report(results: ModuleType, tmp_path: Path, option: str, con
 
 def test_figures_of_an_earlier_report_are_of_the_same_training(results: ModuleType) -> None:
     (run,) = results.make_runs(results.Study("Pendulum-v1", ("td3",), (1,), 500, params=("gamma:0.9",)), Path("logs"))
-    row = {"algo": "td3", "seed": 1, "steps": 500}
-    assert results.reusable_rows({"runs": [row], "params": ["gamma:0.9"]}, [run]) == {run: row}
-    assert results.reusable_rows({"runs": [row], "params": []}, [run]) == {}
-    for other in ({"algo": "sac"}, {"seed": 2}, {"steps": 400}):
-        assert results.reusable_rows({"runs": [{**row, **other}], "params": ["gamma:0.9"]}, [run]) == {}
+    row = {"algo": "td3", "seed": 1, "steps": 500, "params": ["gamma:0.9"], "hyperparams": run.entry}
+    assert results.reusable_rows({"runs": [row]}, [run]) == {run: row}
+    others = ({"algo": "sac"}, {"seed": 2}, {"steps": 400}, {"params": []}, {"hyperparams": {**run.entry, "tau": 1.0}})
+    for other in others:
+        assert results.reusable_rows({"runs": [{**row, **other}]}, [run]) == {}
+
+
+def test_shipped_reports_of_earlier_entries_are_not_taken(
+    results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NoTrainingError(Exception):
+        pass
+
+    def train(*args: object) -> None:
+        raise NoTrainingError
+
+    monkeypatch.setattr(results, "train", train)
+    with pytest.raises(NoTrainingError):
+        results.main(["hardcore", "--reuse", str(SCRIPT.parent.parent / "docs" / "results" / "hardcore.json")])
+    assert "0 of 1 trainings are those of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--jobs", "0"], "--jobs 0 is not allowed"),
+        (["--jobs", "-1"], "--jobs -1 is not allowed"),
+        (["--seeds", "1", "-2"], "--seeds -2 is not allowed"),
+        (["--steps", "-5"], "--steps -5 is not allowed"),
+        (["--algos", "td3", "td4"], "The algorithm 'td4' is unknown: did you mean 'td3"),
+    ],
+)
+def test_bad_options(
+    results: ModuleType, tmp_path: Path, options: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as info:
+        results.main(["pendulum", *options, "-f", str(tmp_path / "logs")])
+    assert error in f"{info.value}{capsys.readouterr().err}"
+    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.slow

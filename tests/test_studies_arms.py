@@ -20,6 +20,7 @@ from sb3_td3x.studies.arms import (
     with_policy_kwargs,
     without_equals,
 )
+from sb3_td3x.zoo import hyperparams_path
 
 PENDULUM, LUNAR, WALKER, HARDCORE = (
     "Pendulum-v1",
@@ -165,6 +166,7 @@ def test_sweep(tmp_path: Path) -> None:
         ("a: {learning_rat: 0.1}", "learning_rat' is unknown: did you mean 'learning_rate'"),
         ("a: {algo: td4x}", "'td4x' is unknown: did you mean 'td3x'"),
         ("a: {algo: ppo, tau: 1}", "a: the hyperparameter 'tau' is unknown"),
+        ("a: {learning_rate: 1e-3}", "a: learning_rate='1e-3' is not allowed, expected a number and not text"),
         ("a: 3", "a: 3 is not allowed, expected hyperparameters"),
         ("a: {n_timesteps: 3}", "n_timesteps is not allowed"),
         ("report: {tau: 1}", "The arm 'report' is not allowed"),
@@ -193,9 +195,27 @@ def test_bad_names(tmp_path: Path) -> None:
     file.write_text("Other-v0: {n_timesteps: 1}")
     with pytest.raises(ValueError, match="has no hyperparameters for Pendulum-v1, and no entry named default"):
         ablation_arms([PENDULUM], conf_file=file)
+    for value, error in (("1e4", "expected a number and not text"), ("many", "expected a"), ("[1]", "expected a")):
+        file.write_text(f"{PENDULUM}: {{n_timesteps: {value}}}")
+        with pytest.raises(ValueError, match=rf"conf\.yml, Pendulum-v1: n_timesteps=.* is not allowed, {error}"):
+            ablation_arms([PENDULUM], conf_file=file)
     for name in ("", "..", ".a", "unfinished", 3):
         with pytest.raises(ValueError, match="is not allowed"):
             check_arm_name(name)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_all_runs_are_of_one_length(as_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop: Any = {"sb3_td3x.callbacks.StopWhenSolved": {"threshold": 200.0}}
+    kept = ["rl_zoo3.callbacks.RawStatisticsCallback"] if as_list else []
+    file = tmp_path / "conf.yml"
+    entry = {"n_timesteps": 1000, "callback": [stop, *kept] if as_list else stop}
+    file.write_text(yaml.safe_dump({PENDULUM: entry}))
+    arms = ablation_arms([PENDULUM], conf_file=file)
+    assert [arm.hyperparams[PENDULUM]["callback"] for arm in arms] == [kept] * len(arms)
+    line = f"{PENDULUM}: callbacks that end a training early are left out, all runs are of one length\n"
+    assert capsys.readouterr().out.count(line) == 1
+    assert ablation_arms([LUNAR], conf_file=hyperparams_path("documents"))[0].hyperparams[LUNAR]["callback"] == []
 
 
 @pytest.mark.parametrize(

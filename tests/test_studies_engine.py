@@ -246,6 +246,8 @@ def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkey
         (["sweep", "no.yml", "--env", "Pendulum-v1"], "no.yml is no YAML file that can be read"),
         (["ablation", "--gym-packages", "no_such_package"], "--gym-packages no_such_package cannot be imported"),
         (["report", "no-such-study"], "no-such-study"),
+        (["ablation", "--env", "Pendulum-v1", "-f", __file__], f"{__file__} cannot be the folder of a study"),
+        (["ablation", "--env", "Pendulum-v1", "-f", f"{__file__}/a"], f"{__file__}/a cannot be the folder of a study"),
     ],
 )
 def test_bad_command_lines(
@@ -265,7 +267,9 @@ def test_bad_command_lines(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", [["--seeds", "-1"], ["--jobs", "0"], ["--timesteps", "1e5"], ["--eval-freq", "0"]])
+@pytest.mark.parametrize(
+    "option", [["--seeds", "-1"], ["--seeds", "0"], ["--jobs", "0"], ["--timesteps", "1e5"], ["--eval-freq", "0"]]
+)
 def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     import study
 

@@ -206,6 +206,11 @@ def test_records(tmp_path: Path) -> None:
         ('"estimated"', '"estimate"', "estimate"),
         ("{", "", "Extra data"),
         ('"final_lengths": [\n  3,', '"final_lengths": [', "2 final_returns and 1 final_lengths"),
+        (
+            '"final_returns": [\n  1.0,',
+            '"final_returns": [\n  NaN,',
+            "final_returns have a nan: the agent has diverged",
+        ),
     ],
 )
 def test_a_broken_record_s_folder_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:

@@ -3,6 +3,7 @@
 import csv
 import html.parser
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -20,11 +21,12 @@ from matplotlib.text import Text
 from PIL import Image
 from study_folders import make_record, write, write_plausible_study, write_study
 
-from sb3_td3x.studies import bootstrap
+from sb3_td3x.studies import bootstrap, report
 from sb3_td3x.studies.arms import ablation_arms
 from sb3_td3x.studies.bootstrap import Estimate
 from sb3_td3x.studies.document import Bullets, Heading, Paragraph, Table, to_html, to_markdown
 from sb3_td3x.studies.figures import _DPI, _STYLE, _WIDTH, Figures, shorten, time_unit
+from sb3_td3x.studies.records import ValueEstimate
 from sb3_td3x.studies.report import write_report
 from sb3_td3x.studies.statistics import Curve
 
@@ -251,6 +253,35 @@ def test_agents_that_cannot_be_played(tmp_path: Path):
     text = Page(write_report(study).read_text()).text
     assert "Could not be played" in text
     assert "full: " in text.partition("Could not be played")[2]
+
+
+def test_critic_that_diverged(tmp_path: Path):
+    """Its points are left out and named; all else is there."""
+    values = [ValueEstimate(10_000, 1.0, 2.0, 10), ValueEstimate(20_000, math.inf, 2.0, 10)]
+    scores = {"Pendulum-v1": {"full": {1: [1.0], 2: [2.0]}, "hot": {1: [1.0], 2: [2.0]}, "hotter": {1: [1.0]}}}
+    study = write_study(tmp_path / "diverged", scores, seeds=[1, 2])
+    write(study, make_record("hot", "Pendulum-v1", 2, [2.0], value_estimates=values))
+    nan = [ValueEstimate(10_000, math.nan, 2.0, 10), ValueEstimate(20_000, -math.inf, 2.0, 10)]
+    write(study, make_record("hotter", "Pendulum-v1", 1, [1.0], value_estimates=nan))
+    text = Page(write_report(study, gifs=False).read_text()).text
+    assert "hot, seed 2: step 20,000" in text
+    assert "hotter, seed 1: step 10,000, 20,000" in text
+    estimates = [row for row in read_csv(study / "report" / "statistics.csv") if row["statistic"] == "over_estimation"]
+    assert [(row["arm"], row["timesteps"]) for row in estimates] == [
+        ("full", "10000"),
+        ("full", "20000"),
+        ("hot", "10000"),
+    ]
+
+
+def test_report_that_fails_leaves_the_one_before(study: Path, monkeypatch: pytest.MonkeyPatch):
+    before = {path: path.read_bytes() for path in (study / "report").rglob("*") if path.is_file()}
+    monkeypatch.setattr(report, "to_html", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report(study, gifs=False)
+    assert {path: path.read_bytes() for path in (study / "report").rglob("*") if path.is_file()} == before
+    assert {path.name for path in study.iterdir()} >= {"report", "study.json"}
+    assert not (study / ".report").exists()
 
 
 def test_plausible_study(tmp_path: Path):

@@ -20,6 +20,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 import _sb3_td3x_autoload as autoload
 from sb3_td3x.studies.records import RESERVED
+from sb3_td3x.validation import check_number
 from sb3_td3x.zoo import ALGO, hyperparams_path
 
 Entry = dict[str, Any]
@@ -37,6 +38,11 @@ _REPEATING = {
     "stable_baselines3.common.atari_wrappers.AtariWrapper": "frame_skip",
 }
 _DEFAULT_SKIP = 4
+# They end a training early, where all of a study are to be of one length
+_STOPPING = (
+    "sb3_td3x.callbacks.StopWhenSolved",
+    "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes",
+)
 # They say nothing without exploration noise
 _NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
 # Where the entry has no decay: the noise halves this many times in a training, down to a floor
@@ -193,6 +199,7 @@ def entry_of(path: Path, algo: str, env: str) -> Entry:
             check_hyperparams(entries[name], algo, f"{path}, {name}")
             if "n_timesteps" not in entries[name]:
                 raise ValueError(f"{path}, {name}: n_timesteps is missing")
+            check_number(f"{path}, {name}: n_timesteps", entries[name]["n_timesteps"], 1)
             return entries[name]
     raise ValueError(f"{path} has no hyperparameters for {env}, and no entry named default")
 
@@ -202,11 +209,28 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
     :param hyperparams: names and values
     :param algo: name of the algorithm
     :param where: where they stand, for the error
-    :raises ValueError: the algorithm has none of this name; names the closest
+    :raises ValueError: the algorithm has none of this name, with the closest; or a number is text, as 1e-3 is in YAML
     """
     arguments = list(inspect.signature(zoo_algorithms()[algo].__init__).parameters)
-    for name in hyperparams:
+    for name, value in hyperparams.items():
         check_choice(f"{where}: the hyperparameter", name, [*arguments[1:], *_ZOO_KEYS])
+        if isinstance(value, str) and _is_number(value):
+            raise ValueError(
+                f"{where}: {name}={value!r} is not allowed, expected a number and not text: in YAML 1.0e-3, since 1e-3 "
+                "is text there"
+            )
+
+
+def _is_number(text: str) -> bool:
+    """
+    :param text: a text
+    :return: whether it is that of a number
+    """
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def action_repeat(entry: Mapping[str, Any]) -> int:
@@ -325,7 +349,7 @@ def ablation_arms(
             if not set(names) & set(known):
                 raise ValueError(f"{env} has none of the arms {', '.join(names)}: expected one of {', '.join(known)}")
         arms = {name: arm for name, arm in arms.items() if name in names}
-    return without_equals(list(arms.values()))
+    return without_equals(without_stops(list(arms.values())))
 
 
 def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
@@ -339,7 +363,7 @@ def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
     for algo in algos:
         path = entries_of(algo)
         arms.append(Arm(algo, algo, f"the zoo's {algo}", {env: entry_of(path, algo, env) for env in envs}))
-    return arms
+    return without_stops(arms)
 
 
 def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -> list[Arm]:
@@ -375,7 +399,7 @@ def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -
             hyperparams[env] = {key: value for key, value in entry.items() if changes.get(key, value) is not None}
         described = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "as the zoo's entry"
         arms.append(Arm(check_arm_name(name), algo, described, hyperparams))
-    return without_equals(arms)
+    return without_equals(without_stops(arms))
 
 
 def check_arm_name(name: Any) -> str:
@@ -390,6 +414,31 @@ def check_arm_name(name: Any) -> str:
             f"{', '.join(RESERVED)}"
         )
     return name
+
+
+def without_stops(arms: Sequence[Arm]) -> list[Arm]:
+    """
+    :param arms: arms
+    :return: those without callbacks that end a training early, each with a printed line: all runs of an env are to be
+        of one length
+    """
+    lines: dict[str, None] = {}
+    kept = []
+    for arm in arms:
+        hyperparams = {}
+        for env, entry in arm.hyperparams.items():
+            callbacks = entry.get("callback") or []
+            callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+            # As for wrappers: a name, or a dictionary of names and arguments
+            others = [item for item in callbacks if not set([item] if isinstance(item, str) else item) & set(_STOPPING)]
+            if len(others) < len(callbacks):
+                lines[f"{env}: callbacks that end a training early are left out, all runs are of one length"] = None
+                entry = {**entry, "callback": others}
+            hyperparams[env] = entry
+        kept.append(Arm(arm.name, arm.algo, arm.description, hyperparams))
+    for line in lines:
+        print(line)
+    return kept
 
 
 def without_equals(arms: Sequence[Arm]) -> list[Arm]:

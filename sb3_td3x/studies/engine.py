@@ -186,9 +186,12 @@ def _import_ray() -> Any:
 def _locked(study: Path) -> Iterator[None]:
     """
     :param study: folder of a study, which is made
-    :raises ValueError: a study is running there
+    :raises ValueError: a study is running there, or it cannot be made
     """
-    study.mkdir(parents=True, exist_ok=True)
+    try:
+        study.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{study} cannot be the folder of a study: {error}") from None
     lock = FileLock(study / LOCK_FILE)
     try:
         lock.acquire(timeout=0)

@@ -1,6 +1,7 @@
 """What is known of a finished run of a study: ``run.json`` in its folder."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,7 +130,9 @@ def write_record(record: RunRecord, folder: Path) -> None:
     """
     :param record: what is known of a run
     :param folder: the run's folder, wherever it is now
+    :raises ValueError: a return is not finite
     """
+    _check_returns(record)
     with atomic_write(folder / FILE_NAME) as file:
         file.write(json.dumps({"format": FORMAT, **asdict(record)}, indent=1).encode())
 
@@ -198,7 +201,24 @@ def _record(content: dict[str, Any]) -> RunRecord:
             raise ValueError(f"{name} has {len(curve.timesteps)} timesteps and {len(curve.returns)} returns")
     if not record.final_returns or len(record.final_returns) != len(record.final_lengths):
         raise ValueError(f"{len(record.final_returns)} final_returns and {len(record.final_lengths)} final_lengths")
+    _check_returns(record)
     return record
+
+
+def _check_returns(record: RunRecord) -> None:
+    """
+    :param record: what is known of a run
+    :raises ValueError: a return is not finite, so that the run has no score that could be compared
+    """
+    returns = {
+        "final_returns": record.final_returns,
+        "best_returns": record.best_returns or [],
+        "evaluations": [value for values in record.evaluations.returns for value in values],
+    }
+    for name, values in returns.items():
+        for value in values:
+            if not math.isfinite(value):
+                raise ValueError(f"{name} have a {value}: the agent has diverged, or its env gives such rewards")
 
 
 def _list(content: dict[str, Any], name: str, convert: Callable[[Any], Any]) -> list[Any]:

@@ -19,6 +19,7 @@ from sb3_td3x.studies.statistics import (
     EnvStatistics,
     OverallStatistics,
     env_statistics,
+    is_finite,
     most_successful,
     overall_statistics,
 )
@@ -42,10 +43,25 @@ def write_report(study: Path, gifs: bool = True) -> Path:
     :raises ValueError: it is no study's folder, a file in it is broken, or nothing has finished yet
     """
     results = read_results(study)
-    folder = study / _FOLDER
+    # Takes the place of an earlier one when it is whole
+    folder = study / f".{_FOLDER}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        _write(results, folder, gifs)
+        shutil.rmtree(study / _FOLDER, ignore_errors=True)
+        folder.rename(study / _FOLDER)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return study / _FOLDER / "report.html"
+
+
+def _write(results: Results, folder: Path, gifs: bool) -> None:
+    """
+    :param results: a study
+    :param folder: where the report goes, which is made
+    :param gifs: whether to play an episode of each arm's best agent and show it
+    """
     pictures = folder / _PICTURES
-    # Pictures of arms that are there no more
-    shutil.rmtree(pictures, ignore_errors=True)
     pictures.mkdir(parents=True)
     by_env = [env_statistics(results, env) for env in results.envs]
     overall = overall_statistics(results, references()) if len(results.envs) > 1 else None
@@ -64,11 +80,9 @@ def write_report(study: Path, gifs: bool = True) -> Path:
     blocks += _runs_section(results)
     blocks += _method_section(results)
     title = f"Study {results.name}"
-    html = folder / "report.html"
-    for path, text in ((folder / "report.md", to_markdown(title, blocks, folder)), (html, to_html(title, blocks))):
-        with atomic_write(path) as file:
+    for name, text in (("report.md", to_markdown(title, blocks, folder)), ("report.html", to_html(title, blocks))):
+        with atomic_write(folder / name) as file:
             file.write(text.encode())
-    return html
 
 
 def _introduction(results: Results) -> list[Block]:
@@ -331,9 +345,13 @@ def _over_estimation(statistics: EnvStatistics, shown: EnvStatistics, figures: F
     :return: the critics' values against the returns
     """
     heading = Heading("Over-estimation of values", 3)
-    if not shown.values:
+    runs = [run for runs in statistics.runs.values() for run in runs]
+    if not any(run.value_estimates for run in runs):
         return [heading, Paragraph("No values were measured: no arm has a Q critic.")]
-    without = [arm for arm in statistics.arms if arm not in statistics.values]
+    left_out = _infinite_values(runs)
+    if not shown.values:
+        return [heading, *left_out]
+    without = [arm for arm, runs in statistics.runs.items() if not any(run.value_estimates for run in runs)]
     states = sorted({curves.n_states for curves in statistics.values.values()})
     rows = []
     for arm, curves in statistics.values.items():
@@ -371,7 +389,23 @@ def _over_estimation(statistics: EnvStatistics, shown: EnvStatistics, figures: F
             rows,
             note="At the last point of the training; means over the seeds.",
         ),
+        *left_out,
     ]
+
+
+def _infinite_values(runs: Sequence[RunRecord]) -> list[Block]:
+    """
+    :param runs: the finished runs of an env
+    :return: which points of them have values that are not finite, and are left out
+    """
+    infinite = {
+        f"{run.arm}, seed {run.seed}": [point.timesteps for point in run.value_estimates or () if not is_finite(point)]
+        for run in runs
+    }
+    lines = [f"{name}: step {', '.join(f'{step:,}' for step in steps)}" for name, steps in infinite.items() if steps]
+    if not lines:
+        return []
+    return [Paragraph("Values that are not finite, so that these points are left out of their arms:"), Bullets(lines)]
 
 
 def _speed(statistics: EnvStatistics, figures: Figures, name: str) -> list[Block]:

@@ -15,7 +15,7 @@ from sb3_td3x.studies.bootstrap import (
     interquartile_mean,
     probability_of_improvement,
 )
-from sb3_td3x.studies.records import RunRecord
+from sb3_td3x.studies.records import RunRecord, ValueEstimate
 from sb3_td3x.studies.reference import Reference
 from sb3_td3x.studies.results import Results
 
@@ -304,12 +304,23 @@ def _curves(points: Mapping[str, list[_Points]], statistic: Callable[[np.ndarray
     return {arm: Curve(np.array(timesteps[arm]), runs[arm], estimates[arm]) for arm in runs}
 
 
+def is_finite(point: ValueEstimate) -> bool:
+    """
+    :param point: values at one point of a training
+    :return: whether they are numbers; a critic that diverges may come to infinity while its policy still acts
+    """
+    return bool(np.isfinite([point.estimated, point.monte_carlo]).all())
+
+
 def _value_curves(runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, ValueCurves]:
     """
     :param runs: the finished runs of each arm
-    :return: the over-estimation of those that have a critic in all runs
+    :return: the over-estimation of those that have a critic in all runs, at the points with finite values in all runs
     """
-    estimates = {arm: [run.value_estimates for run in records if run.value_estimates] for arm, records in runs.items()}
+    estimates = {
+        arm: [[point for point in run.value_estimates if is_finite(point)] for run in records if run.value_estimates]
+        for arm, records in runs.items()
+    }
     kinds: dict[str, dict[str, list[_Points]]] = {"estimated": {}, "monte_carlo": {}, "difference": {}}
     for arm, records in estimates.items():
         if not records:
