@@ -36,8 +36,7 @@ from test_determinism import assert_identical, everything, global_states
 from zoo_helpers import GoalEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.buffers import PackedReplayBuffer
-from sb3_td3x.buffers import end_open_episodes
+from sb3_td3x.buffers import PackedReplayBuffer, end_open_episodes
 from sb3_td3x.callbacks import StopWhenSolved
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state, tuning
 from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
