@@ -114,15 +114,18 @@ def play_folder(args: argparse.Namespace) -> int:
     :param args: ``folder``, and how to play it
     :return: exit code
     """
+    import gymnasium as gym
+
     from sb3_td3x.play import play
     from sb3_td3x.validation import check_integer
 
     try:
         check_integer("n_timesteps", args.n_timesteps, low=1)
+        check_integer("seed", args.seed, low=0)
         for package in args.gym_packages:
             importlib.import_module(package)
         play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best)
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError, gym.error.Error) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -1,6 +1,7 @@
 """Callbacks for training with TD3X, in Python or from the zoo's YAML."""
 
 from collections import deque
+from contextvars import ContextVar
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, sync_envs_normalization
 
 from sb3_td3x.validation import check_integer, check_number
+
+# True while hyperparameters are tuned: trials are not checkpointed, and all of one length
+tuning: ContextVar[bool] = ContextVar("tuning", default=False)
 
 
 class StopWhenSolved(BaseCallback):
@@ -24,8 +28,9 @@ class StopWhenSolved(BaseCallback):
           - sb3_td3x.callbacks.StopWhenSolved:
               threshold: 200.0
 
-    ``StopTrainingOnRewardThreshold`` cannot stand there: it is the child of an ``EvalCallback``, and looks at a single
-    evaluation.
+    While the zoo tunes hyperparameters it does nothing: a trial that ended before its evaluations would count as the
+    worst. ``StopTrainingOnRewardThreshold`` cannot stand there: it is the child of an ``EvalCallback``, and looks at a
+    single evaluation.
 
     :param threshold: The mean return at which the task counts as solved
     :param window: Number of evaluation episodes that the mean is taken over; no stop before so many were played
@@ -58,6 +63,8 @@ class StopWhenSolved(BaseCallback):
             self.returns.clear()
 
     def _on_training_start(self) -> None:
+        if tuning.get():
+            return
         # Not at construction or in `_init_callback`: the zoo makes its EvalCallback after the callbacks of the YAML,
         # and only the locals of `learn` know the list that both are in
         if self.eval_env is None:
@@ -73,7 +80,7 @@ class StopWhenSolved(BaseCallback):
 
     def _on_step(self) -> bool:
         n_episodes = int(np.sum(self.locals["dones"]))
-        if n_episodes == 0:
+        if n_episodes == 0 or tuning.get():
             return True
         assert self.eval_env is not None
         if self.model.get_vec_normalize_env() is not None:

@@ -6,7 +6,6 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +20,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 
 from sb3_td3x import run_state
 from sb3_td3x.buffers import end_open_episodes
+from sb3_td3x.callbacks import tuning
 from sb3_td3x.checkpoint_folder import (
     REPLAY_BUFFER,
     Checkpoint,
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from sb3_td3x.td3x import TD3X
 
     SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
-
-# True while hyperparameters are tuned: trials are not checkpointed
-tuning: ContextVar[bool] = ContextVar("tuning", default=False)
 
 _MODEL = "model.zip"
 _STATE = "state.json"

@@ -75,6 +75,8 @@ class UpdateGraphs:
             and isinstance(networks, MlpNetworks)
             and isinstance(networks.critic_optimizer, FlatAdam)
             and isinstance(networks.actor_optimizer, FlatAdam)
+            and networks.critic_optimizer.has_equal_steps()
+            and networks.actor_optimizer.has_equal_steps()
             and type(model.replay_buffer) is PackedReplayBuffer
             and model._vec_normalize_env is None
             # Not where the GPU has too little memory for it

@@ -58,6 +58,8 @@ class FlatAdam:
         self._exp_avg = th.zeros_like(parameters.data)
         self._exp_avg_sq = th.zeros_like(parameters.data)
         self._steps = th.zeros(len(parameters.parameters), device=parameters.data.device)
+        # Not so where a layer was frozen for a while
+        self._has_equal_steps = True
         # A number in memory, because a CUDA graph would keep the one that it was captured with
         self._lr = th.zeros((), device=parameters.data.device) if parameters.data.is_cuda else None
         self._views = [
@@ -87,6 +89,13 @@ class FlatAdam:
         has_all = [*map(id, group["params"])] == [*map(id, parameters.parameters)]
         return bool(group["fused"]) and has_all and not (group["amsgrad"] or group["capturable"] or is_watched)
 
+    def has_equal_steps(self) -> bool:
+        """
+        :return: whether all parameters have had as many updates, so that one operation is enough
+        """
+        self._adopt_state()
+        return self._has_equal_steps
+
     @property
     def state(self) -> list[th.Tensor]:
         """What a step changes besides the parameters"""
@@ -104,13 +113,19 @@ class FlatAdam:
             self.prepare()
         (group,) = self.optimizer.param_groups
         beta1, beta2 = group["betas"]
+        data, grad = self._parameters.data, self._parameters.grad
+        parts = [[data], [grad], [self._exp_avg], [self._exp_avg_sq], [self._views[0]["step"]]]
+        if not self._has_equal_steps:
+            states = [[views[name] for views in self._views] for name in ("exp_avg", "exp_avg_sq", "step")]
+            parts = [self._parameters.views(data), self._parameters.views(grad), *states]
+        parameters, grads, exp_avgs, exp_avg_sqs, steps = parts
         adam(
-            [self._parameters.data],
-            [self._parameters.grad],
-            [self._exp_avg],
-            [self._exp_avg_sq],
+            parameters,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
             [],
-            [self._views[0]["step"]],
+            steps,
             fused=True,
             decoupled_weight_decay=group["decoupled_weight_decay"],
             amsgrad=False,
@@ -121,11 +136,13 @@ class FlatAdam:
             eps=group["eps"],
             maximize=group["maximize"],
         )
-        self._steps.fill_(self._views[0]["step"])
+        if self._has_equal_steps:
+            self._steps.fill_(self._views[0]["step"])
 
     def _adopt_state(self) -> None:
         """Take over a state that is not here yet: one that was loaded, or another ``FlatAdam``'s."""
         state = self.optimizer.state
+        is_new = False
         for parameter, views in zip(self._parameters.parameters, self._views, strict=True):
             entry = state[parameter]
             if entry.get("exp_avg") is views["exp_avg"]:
@@ -136,6 +153,9 @@ class FlatAdam:
                 else:
                     view.zero_()
             entry.update(views)
+            is_new = True
+        if is_new:
+            self._has_equal_steps = len(set(self._steps.tolist())) == 1
 
 
 def _padded(size: int) -> int:

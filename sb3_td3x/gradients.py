@@ -5,6 +5,7 @@ Values and gradients of TD3's networks.
 perceptrons: the same numbers up to rounding, without autograd's overhead for each operation.
 """
 
+import operator
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -331,6 +332,10 @@ class AutogradNetworks:
             return th.stack(separate).float()
 
 
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_HOOKS = (operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks"))
+
+
 class _Parts:
     """
     The modules and parameters that a policy consists of, to notice when one of them is replaced.
@@ -343,6 +348,14 @@ class _Parts:
             table for module in policy.modules() for table in (module._modules, module._parameters) if table
         ]
         self._entries = [(table, name, part) for table in self._tables for name, part in table.items()]
+        self._module_hooks = [getattr(module, hooks) for module in policy.modules() for hooks in _MODULE_HOOKS]
+        self._learned = [*policy.actor.parameters(), *policy.critic.parameters()]
+
+    def have_hooks(self) -> bool:
+        """
+        :return: whether a user's functions are to be called when they compute values or gradients
+        """
+        return any(self._module_hooks) or any(any(map(hooks, self._learned)) for hooks in _PARAMETER_HOOKS)
 
     def are_current(self) -> bool:
         """
@@ -398,7 +411,8 @@ class MlpNetworks:
     def is_possible(policy: TD3Policy) -> bool:
         """
         :param policy: a policy
-        :return: whether all its networks are such perceptrons, on plain observations, with no parameter frozen
+        :return: whether all its networks are such perceptrons, on plain observations, with no parameter frozen, and
+            without hooks, which only autograd calls
         """
         space = policy.observation_space
         return (
@@ -412,6 +426,7 @@ class MlpNetworks:
             and _is_perceptron(policy.actor.mu)
             and _is_perceptron(_without_wrappers(policy.critic.layers))
             and all(parameter.requires_grad for parameter in policy.parameters())
+            and not _Parts(policy).have_hooks()
             and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1
         )
 
@@ -421,6 +436,7 @@ class MlpNetworks:
         """
         return (
             self._parts.are_current()
+            and not self._parts.have_hooks()
             and self._addresses == self._current_addresses()
             and _is_made_from(self.actor_optimizer, self.policy.actor.optimizer, self._flat["actor"])
             and _is_made_from(self.critic_optimizer, self.policy.critic.optimizer, self._flat["critic"])

@@ -172,10 +172,13 @@ def _wrapper(spec: Any, kind: type, where: str) -> Callable[[Any], Any]:
     for entry in spec if isinstance(spec, list) else [spec]:
         path, kwargs = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, {})
         module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+        if module == getattr(getattr(gym.wrappers, name, None), "__module__", None):
+            # The zoo names some by where Gymnasium defines them
+            module = gym.wrappers.__name__
         if module not in WRAPPER_MODULES or name in _WRITING_WRAPPERS:
             raise FileRefused(
-                f"{where} asks for the wrapper {reprlib.repr(path)}, expected one of {', '.join(WRAPPER_MODULES)} that "
-                "writes nothing"
+                f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(WRAPPER_MODULES)} that writes "
+                "nothing"
             )
         cls = getattr(importlib.import_module(module), name, None)
         if not (isinstance(cls, type) and issubclass(cls, kind)):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
-from sb3_td3x.checkpoint import ResumableCheckpoint, tuning
+from sb3_td3x.callbacks import tuning
+from sb3_td3x.checkpoint import ResumableCheckpoint
 from sb3_td3x.policies import MultiInputPolicy
 from sb3_td3x.td3x import TD3X
 
@@ -113,6 +114,11 @@ def patch_experiment_manager(exp_manager: ModuleType) -> None:
             tried = self.load_trial(self.storage, self.study_name, self.trial_id)
         except IndexError:
             raise ValueError(f"The study {self.study_name} has no trial {self.trial_id}") from None
+        except KeyError as error:
+            raise ValueError(
+                f"The trial {self.trial_id} of the study {self.study_name} has no {error}: it has not run yet, or is "
+                "not one of td3x"
+            ) from None
 
         manager = copy.copy(self)
         manager.trial_id = None

@@ -18,7 +18,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.callbacks import StopWhenSolved
+from sb3_td3x.callbacks import StopWhenSolved, tuning
 
 EPISODE = 5
 
@@ -87,6 +87,16 @@ def test_another_training_begins_with_no_returns() -> None:
     model = make_model().learn(10, callback=callback)
     assert len(callback.returns) == 2
     assert model.learn(5, callback=callback, reset_num_timesteps=False).num_timesteps == 15
+
+
+def test_trials_are_of_one_length() -> None:
+    callback = StopWhenSolved(-1.0, window=2)
+    token = tuning.set(True)
+    try:
+        assert make_model().learn(60, callback).num_timesteps == 60
+    finally:
+        tuning.reset(token)
+    assert not callback.returns
 
 
 def test_goes_on_to_the_end_when_not_solved() -> None:

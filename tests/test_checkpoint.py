@@ -37,8 +37,8 @@ from zoo_helpers import GoalEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer, end_open_episodes
-from sb3_td3x.callbacks import StopWhenSolved
-from sb3_td3x.checkpoint import ResumableCheckpoint, read_state, tuning
+from sb3_td3x.callbacks import StopWhenSolved, tuning
+from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
 from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.files import TEMPORARY_PATTERN, lock_folder
 from sb3_td3x.replay_segments import (

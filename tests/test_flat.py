@@ -66,6 +66,31 @@ def test_steps_are_pytorch_s(cls: type[th.optim.Optimizer], kwargs: dict[str, An
             th.testing.assert_close(entry[key], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_layer_that_was_frozen_goes_on_with_its_own_count(frozen: int) -> None:
+    expected, net = make_net(), make_net()
+    expected_optimizer = th.optim.Adam(expected.parameters(), lr=0.01)
+    for step in range(5):
+        set_grads(expected, step)
+        for parameter in expected[frozen].parameters():  # type: ignore[index]
+            parameter.grad = None
+        expected_optimizer.step()
+    net.load_state_dict(expected.state_dict())
+    optimizer = th.optim.Adam(net.parameters(), lr=0.01, fused=True)
+    flat = FlatAdam(optimizer, FlatParameters(net.parameters(), with_grad=True))
+    state = {**expected_optimizer.state_dict(), "param_groups": optimizer.state_dict()["param_groups"]}
+    optimizer.load_state_dict(deepcopy(state))
+    assert not flat.has_equal_steps()
+    for step in range(5, 15):
+        set_grads(expected, step)
+        set_grads(net, step)
+        expected_optimizer.step()
+        flat.step()
+        assert_close(net, expected)
+    steps = [optimizer.state[parameter]["step"].item() for parameter in net.parameters()]
+    assert steps == [10, 10, 15, 15] if frozen == 0 else [15, 15, 10, 10]
+
+
 def test_state_is_empty_before_the_first_step() -> None:
     net = make_net()
     optimizer = th.optim.Adam(net.parameters(), fused=True)

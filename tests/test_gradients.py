@@ -17,6 +17,7 @@ from envs import CountingEnv, tiny
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3 import TD3
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
@@ -319,6 +320,58 @@ def test_networks_that_changed_are_noticed() -> None:
         assert networks.is_current()
         change(policy)
         assert not networks.is_current()
+
+
+def zeros(grad: th.Tensor) -> th.Tensor:
+    return th.zeros_like(grad)
+
+
+def forget(parameter: th.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.zero_()
+
+
+HOOKS = {
+    "gradients": lambda actor: [parameter.register_hook(zeros) for parameter in actor.parameters()],
+    "accumulated gradients": lambda actor: [
+        parameter.register_post_accumulate_grad_hook(forget) for parameter in actor.parameters()
+    ],
+    "gradients of a module": lambda actor: [
+        actor.mu[-2].register_full_backward_pre_hook(lambda _, grads: tuple(map(zeros, grads)))
+    ],
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_are_called_as_in_sb3(hook: str) -> None:
+    """All of them set the gradients of the actor to 0, and the last one counts what a layer computes."""
+    calls: dict[type, int] = {}
+    for algorithm in (TD3, TD3X):
+        model: Any = algorithm("MlpPolicy", CountingEnv(), **tiny()).learn(10)
+        handles = HOOKS[hook](model.actor)
+        handles.append(model.actor.mu[0].register_forward_hook(lambda *_, cls=algorithm: count(calls, cls)))
+        # Adam goes on moving by what it remembers
+        model.actor.optimizer.state.clear()
+        before = deepcopy(model.actor.state_dict())
+        model.learn(20, reset_num_timesteps=False)
+        assert all(th.equal(value, before[name]) for name, value in model.actor.state_dict().items())
+        for handle in handles:
+            handle.remove()
+        model.learn(20, reset_num_timesteps=False)
+        assert not all(th.equal(value, before[name]) for name, value in model.actor.state_dict().items())
+    assert calls[TD3X] == calls[TD3]
+
+
+def count(calls: dict[type, int], cls: type) -> None:
+    calls[cls] = calls.get(cls, 0) + 1
+
+
+def test_spectral_norm_trains() -> None:
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+    for actor in (model.actor, model.actor_target):
+        nn.utils.spectral_norm(actor.mu[0])
+    model.learn(20)
+    assert model._n_updates == 15
 
 
 @pytest.mark.parametrize("replace", REPLACEMENTS)

@@ -18,13 +18,15 @@ import yaml
 from envs import CountingEnv, counting_vec_env, tiny
 from stable_baselines3 import TD3
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.__main__ import main
 from sb3_td3x.inspection import describe_agent
-from sb3_td3x.play import load_vec_normalize, play, read_zoo_yaml
+from sb3_td3x.play import _wrapper, load_vec_normalize, play, read_zoo_yaml
+from sb3_td3x.studies.arms import read_entries
 from sb3_td3x.unpickling import named_in_pickle, read_pickle
+from sb3_td3x.zoo import hyperparams_path
 
 ENV = "TD3XCounting-v0"
 gym.register(ENV, CountingEnv)
@@ -234,6 +236,8 @@ def test_wrapper_that_cannot_be_made_is_refused(
         {"os.mkdir": {"path": "x"}},
         "gymnasium.wrappers.nonsense",
         "gymnasium.wrappers.numpy",
+        "gymnasium.wrappers.transform_observation.TimeLimit",
+        {"gymnasium.wrappers.rendering.RecordVideo": {"video_folder": "x"}},
         {"gymnasium.wrappers.RecordVideo": {"video_folder": "x"}},
         ["rl_zoo3.wrappers.ActionNoiseWrapper", "stable_baselines3.common.vec_env.VecMonitor"],
         {"gymnasium.wrappers.TimeLimit": [1]},
@@ -247,6 +251,15 @@ def test_wrapper_from_elsewhere_is_refused(folder: pathlib.Path, wrapper: Any, k
     change_config(folder, **{key: wrapper})
     with pytest.raises(ValueError, match=r"config\.yml asks for"):
         play(folder, 5)
+
+
+@pytest.mark.parametrize("name", ["td3x", "documents"])
+def test_wrappers_of_the_package_s_own_entries_are_known(name: str) -> None:
+    kinds: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper}
+    for entry in read_entries(hyperparams_path(name)).values():
+        for key, kind in kinds.items():
+            if entry.get(key):
+                _wrapper(entry[key], kind, "config.yml")
 
 
 @pytest.mark.parametrize("env", ["evil:Env-v0", "../x", None, 1, ["Pendulum-v1"], "NotRegistered-v0"], ids=str)
@@ -326,6 +339,7 @@ def test_memory_that_a_pickle_asks_for_is_not_taken() -> None:
     ("options", "message"),
     [
         (["-n", "-3"], "n_timesteps=-3 is not allowed"),
+        (["--seed", "-1"], "seed=-1 is not allowed"),
         (["--gym-packages", "no_such_package"], "No module named 'no_such_package'"),
     ],
 )

@@ -14,6 +14,8 @@ import optuna
 import pytest
 import torch as th
 import yaml
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 
@@ -292,6 +294,14 @@ class TestStoredTrials:
         assert result[0].tau == 0.5  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match="study s has no trial 7"):
             make_manager(tmp_path, hyperparams, env_id, **storage, trial_id=7).setup_experiment()
+
+    def test_trial_that_has_not_run(self, tmp_path: Path):
+        path = str(tmp_path / "study.log")
+        storage = JournalStorage(JournalFileBackend(path))
+        optuna.create_study(storage=storage, study_name="s", direction="maximize").enqueue_trial({})
+        manager = make_manager(tmp_path, {"policy": "MlpPolicy"}, storage=path, study_name="s", trial_id=0)
+        with pytest.raises(ValueError, match=r"trial 0 of the study s has no '.*': it has not run yet"):
+            manager.setup_experiment()
 
 
 def run_python(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
