@@ -20,6 +20,8 @@ ALGO = "td3x"
 AGENTS_FOLDER = Path(__file__).parent.parent / "rl-trained-agents"
 PICTURES = Path(__file__).parent.parent / "docs" / "results"
 TRAINING_FILE = "training.json"
+# Whose versions are recorded
+PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
 FORMAT = 1
 
 # Episode i starts from seed FIRST_SEED + i. Trainings and their evaluations take small seeds, scripts/results.py those

@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from options import at_least
 from speed_cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
 from speed_report import format_report, format_solutions, plot_cells, plot_sweep, summarize
 
@@ -346,16 +347,20 @@ def make_parser() -> argparse.ArgumentParser:
     mode.add_argument("--sweep", choices=list(SWEEPS), help="cost against size")
     mode.add_argument("--solve", action="store_true", help="time to solve LunarLanderContinuous-v3")
     parser.add_argument("--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="these alone")
-    parser.add_argument("--reps", type=int, help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})")
-    parser.add_argument("--steps", type=int, help="length of a segment, instead of --seconds, or limit of --solve")
+    parser.add_argument(
+        "--reps", type=at_least(1), help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), help="length of a segment, instead of --seconds, or limit of --solve"
+    )
     parser.add_argument(
         "--seconds",
         type=float,
         help=f"of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
     )
-    parser.add_argument("--threads", type=int, help="of each worker (default: all processors)")
+    parser.add_argument("--threads", type=at_least(1), help="of each worker (default: all processors)")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of TD3X's products")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of --solve (default: 1 2 3)")
+    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], help="of --solve (default: 1 2 3)")
     parser.add_argument(
         "--own-hyperparams", action="store_true", help="in --solve, SB3 and SBX take the zoo's for TD3, not TD3X's"
     )
@@ -367,14 +372,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     :param arguments: the command line, by default that of the process
     """
-    args = make_parser().parse_args(arguments)
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    peers = [peer for peer in args.peers if peer != "floor" or not (args.sweep or args.solve)]
+    if not peers:
+        parser.error("--peers floor is not allowed with --sweep and --solve, expected others")
     # Else a worker would go on alone
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threads = pin(args.threads)
     report = describe_run(threads, args.precision)
     check_precision(args.precision)
     args.out.mkdir(parents=True, exist_ok=True)
-    peers = [peer for peer in args.peers if peer != "floor" or not (args.sweep or args.solve)]
     options = Options(
         peers,
         args.reps or (SWEEP_REPS if args.sweep else REPS),

@@ -20,13 +20,14 @@ import numpy as np
 from agent_folders import (
     AGENTS_FOLDER,
     N_TEST_EPISODES,
+    PACKAGES,
     TEST_SEED,
     Training,
     evaluate,
     find_agents,
     half_width,
 )
-from publish_agent import PACKAGES
+from options import at_least
 from results import interquartile_mean, iqm_interval
 
 from sb3_td3x.studies.machine import machine
@@ -189,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-f", "--folder", type=Path, default=AGENTS_FOLDER, help="the zoo's log folder of the agents")
-    parser.add_argument("--episodes", type=int, default=N_TEST_EPISODES, help="of --check: fewer are faster")
+    parser.add_argument("--episodes", type=at_least(1), default=N_TEST_EPISODES, help="of --check: fewer are faster")
     parser.add_argument("--check", action="store_true", help="compare with what was recorded, and write nothing")
     parser.add_argument("--write-readme", action="store_true", help="write the table into README.md")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="the JSON file")
@@ -204,11 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recorded = training.published.test_returns[: args.episodes if args.check else None]
         returns = evaluate(folder, f"{folder.name.rpartition('_')[0]}.zip", len(recorded), TEST_SEED)
         lost, allowed = float(np.mean(recorded) - np.mean(returns)), allowed_loss(recorded, returns)
-        if lost > allowed:
+        is_worse = not lost <= allowed  # NaN is no return to be content with
+        if is_worse:
             worse.append(training.env)
         print(
             f"{training.env}: {np.mean(returns):.2f} ± {np.std(returns):.2f}, recorded {np.mean(recorded):.2f}, "
-            f"{'WORSE by more than' if lost > allowed else 'not worse by more than'} {allowed:.2f}",
+            f"{'WORSE by more than' if is_worse else 'not worse by more than'} {allowed:.2f}",
             flush=True,
         )
         if args.check:

@@ -279,9 +279,13 @@ def readers(folder: pathlib.Path) -> dict[str, Callable[[bytes], Any]]:
     }
 
 
+class TookTooLongError(BaseException):
+    """No ``Exception``, which readers would turn into a refusal."""
+
+
 def stop(*_: Any) -> None:
     """Handler of the alarm."""
-    raise TimeoutError(f"took more than {TIME_LIMIT} s")
+    raise TookTooLongError(f"took more than {TIME_LIMIT} s")
 
 
 def guard(event: str, args: tuple[Any, ...]) -> None:
@@ -330,7 +334,7 @@ def main() -> int:
                 counts[f"{kind}: refused"] += 1
                 if re.search("[\n\r]", str(error)):
                     counts["errors of several lines"] += 1
-            except Exception as error:
+            except (Exception, TookTooLongError) as error:
                 failures += 1
                 print(f"FAILURE {number}, {kind}: {type(error).__name__}: {error}", file=sys.stderr)
                 if failures <= 20:

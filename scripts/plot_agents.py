@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-f", "--folder", type=Path, default=AGENTS_FOLDER, help="the zoo's log folder of the agents")
     parser.add_argument("-o", "--output", type=Path, default=PICTURES, help="where the pictures go")
     args = parser.parse_args(arguments)
+    args.output.mkdir(parents=True, exist_ok=True)
     trainings = [Training.read(folder) for folder in find_agents(args.folder)]
     for training in trainings:
         if not all(seed.evaluations["timesteps"] for seed in training.seeds):

@@ -10,6 +10,7 @@ import argparse
 from dataclasses import replace
 
 import torch as th
+from options import at_least
 from speed_cells import CELLS
 from speed_worker import LEARNING_STARTS, fill, make_model
 
@@ -25,12 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cell", choices=list(CELLS))
     parser.add_argument("--peers", nargs="+", choices=["td3x", "sb3"], default=["td3x", "sb3"], help="default: both")
-    parser.add_argument("--updates", type=int, default=100, help="how many are profiled, after as many (default: 100)")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
+    parser.add_argument(
+        "--updates", type=at_least(1), default=100, help="how many are profiled, after as many (default: 100)"
+    )
+    parser.add_argument("--threads", type=at_least(1), default=1, help="of PyTorch (default: 1)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of TD3X's products")
     args = parser.parse_args()
-    if args.updates < 1:
-        parser.error(f"argument --updates: {args.updates} is not allowed, expected at least 1")
     th.set_num_threads(args.threads)
     cell = replace(CELLS[args.cell], buffer_size=BUFFER_SIZE)
     for peer in args.peers:

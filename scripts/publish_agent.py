@@ -38,6 +38,7 @@ from agent_folders import (
     ALGO,
     N_SELECTION_EPISODES,
     N_TEST_EPISODES,
+    PACKAGES,
     SELECTION_SEED,
     TEST_SEED,
     Seed,
@@ -46,6 +47,7 @@ from agent_folders import (
     evaluate,
 )
 from joblib import Parallel, delayed  # type: ignore[import-untyped]
+from options import at_least
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x import TD3X
@@ -54,7 +56,6 @@ from sb3_td3x.play import config_folder, read_zoo_yaml
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, read_evaluations
 
-PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
 # Options of the zoo whose values are evaluated, and their names in args.yml
 _EVALUATED = {
     **dict.fromkeys(("-params", "--hyperparams"), "hyperparams"),
@@ -98,9 +99,14 @@ class Run:
         """The files of its agents"""
         return TrainedRun(self.folder, ALGO, self.args["env"])
 
+    @property
+    def command(self) -> str:
+        """What trained it"""
+        return portable_command((self.config_folder / "command.txt").read_text(), self.args)
+
     def check(self) -> None:
         """
-        :raises ValueError: this is another algorithm's run, or it has not finished
+        :raises ValueError: this is another algorithm's run, it has not finished, or cannot be published
         """
         if self.args.get("algo") != ALGO:
             raise ValueError(f"{self.folder} has algo={self.args.get('algo')!r}, expected a run of {ALGO}")
@@ -109,6 +115,10 @@ class Run:
         trained = agent_timesteps(self.trained.last_agent)
         if trained < asked:
             raise ValueError(f"{self.folder} has trained {trained} timesteps, expected a finished run of {asked}")
+        if found := _MACHINE_PATH.search(self.command.encode()):
+            raise ValueError(
+                f"{self.folder} was trained by `{self.command}`, with a path of a machine, {found.group()!r}"
+            )
 
     def candidates(self) -> list[str]:
         """
@@ -153,10 +163,16 @@ def portable_command(command: str, args: dict[str, Any]) -> str:
     :param args: its ``args.yml``
     :return: the command to type, from any folder
     """
-    words = command.split(" ")
-    start = words.index("-m") if "-m" in words else 1
+    words = re.sub(r"( --[a-z-]+)=", r"\1 ", command).split(" ")
+    if "-m" in words:
+        words = words[words.index("-m") :]
+    elif Path(words[1]).name == "rl_zoo3":
+        # The zoo's command of that name
+        words = ["-m", f"rl_zoo3.{words[2]}", *words[3:]]
+    else:
+        words = words[1:]
     options: list[list[str]] = []
-    for word in words[start:]:
+    for word in words:
         if re.match(r"--?[a-zA-Z]", word) or not options:
             options.append([])
         options[-1].append(word)
@@ -211,7 +227,7 @@ def examine(run: Run, selection: dict[str, list[float]], n_test: int, cpu: str |
     trained_on = machine(PACKAGES)
     return Seed(
         seed=run.args["seed"],
-        command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
+        command=run.command,
         timesteps=agent_timesteps(run.trained.last_agent) * run.trained.action_repeat,
         training_seconds=round(training_seconds(run.folder), 1),
         machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
@@ -319,16 +335,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=AGENTS_FOLDER, help="the zoo's log folder that it goes to")
     parser.add_argument("--add", action="store_true", help="to the seeds of the agent that is published")
     parser.add_argument("--cpu", help="processor that trained, where it was another machine")
-    parser.add_argument("--selection-episodes", type=int, default=N_SELECTION_EPISODES)
-    parser.add_argument("--first-round", type=int, metavar="N", help="episodes before the worse half drops out")
-    parser.add_argument("--test-episodes", type=int, default=N_TEST_EPISODES)
-    parser.add_argument("--jobs", type=int, default=1, help="number of processes that play the selection")
+    parser.add_argument("--selection-episodes", type=at_least(1), default=N_SELECTION_EPISODES)
+    parser.add_argument("--first-round", type=at_least(1), metavar="N", help="episodes before the worse half drops out")
+    parser.add_argument("--test-episodes", type=at_least(1), default=N_TEST_EPISODES)
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="number of processes that play the selection")
     args = parser.parse_args(arguments)
     first_round = args.selection_episodes if args.first_round is None else args.first_round
-    options = {"--jobs": args.jobs, "--selection-episodes": args.selection_episodes, "--first-round": first_round}
-    for option, value in options.items():
-        if value < 1:
-            parser.error(f"{option}: {value} is not allowed, expected at least 1")
     runs = [Run(folder) for folder in args.runs]
     try:
         folder = args.output / ALGO / f"{runs[0].config_folder.name}_1"

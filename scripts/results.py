@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from options import at_least
 from rliable import library as rly  # type: ignore[import-untyped]
 from rliable import metrics
 
@@ -386,17 +387,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("-f", "--log-folder", type=Path, default=Path("logs/results"), help="where all files go")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the study's")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--seeds", type=at_least(0), nargs="+", help="instead of the study's")
     parser.add_argument("--algos", nargs="+", help="instead of the study's")
-    parser.add_argument("--steps", type=int, help="instead of the study's, for all algorithms")
+    parser.add_argument("--steps", type=at_least(1), help="instead of the study's, for all algorithms")
     parser.add_argument("--against", type=Path, help="compare with an earlier report (JSON), the same study's")
     parser.add_argument("--reuse", type=Path, help="take the figures of equal trainings from an earlier report (JSON)")
     parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
-    for name, values in {"jobs": [args.jobs], "seeds": args.seeds or [], "steps": [args.steps or 1]}.items():
-        if min(values, default=1) < 1:
-            parser.error(f"--{name} {min(values)} is not allowed, expected whole numbers of at least 1")
     peer_returns = args.against and read_returns(read_report("--against", args.against, args.study))
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}

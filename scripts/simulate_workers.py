@@ -12,6 +12,7 @@ leaves its studies, on this machine: what the server computes is read from ``/pr
 import argparse
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import sys
@@ -105,10 +106,11 @@ class Database:
         :param workers: how many shall connect
         """
         ((text,),) = self.query("SHOW max_connections")
-        if workers + SPARE_CONNECTIONS > int(text):
+        # A worker holds one, now and then two
+        needed = 2 * workers + SPARE_CONNECTIONS
+        if needed > int(text):
             sys.exit(
-                f"{workers} workers need max_connections={workers + SPARE_CONNECTIONS} or more in postgresql.conf, "
-                f"the server has {text}"
+                f"{workers} workers need max_connections={needed} or more in postgresql.conf, the server has {text}"
             )
 
     def cpu_seconds(self) -> float:
@@ -312,7 +314,15 @@ def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str,
         worker = Worker(args.storage, study_name, args.evaluations)
         worker.trial = optuna.Trial(worker.study, trial_id)
         workers.append(worker)
-    threads = [threading.Thread(target=each.run, args=(args.trial_seconds, args.seconds)) for each in workers]
+    errors: list[Exception] = []
+
+    def run(worker: Worker) -> None:
+        try:
+            worker.run(args.trial_seconds, args.seconds)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
     barrier.wait()
     cpu = time.process_time()
     for thread in threads:
@@ -320,12 +330,30 @@ def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str,
     for thread in threads:
         thread.join()
     cpu = time.process_time() - cpu
+    if errors:
+        raise errors[0]
     barrier.wait()
     timings: Timings = defaultdict(list)
     for worker in workers:
         for name, values in worker.timings.items():
             timings[name].extend(values)
     results.put((dict(timings), cpu))
+
+
+def abort_with(children: list[Any], barrier: Any) -> None:
+    """
+    Let nobody wait for a process that has failed.
+
+    :param children: processes
+    :param barrier: where they meet
+    """
+    running = list(children)
+    while running:
+        multiprocessing.connection.wait([child.sentinel for child in running])
+        if any(child.exitcode for child in running):
+            barrier.abort()
+            return
+        running = [child for child in running if child.exitcode is None]
 
 
 def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -356,9 +384,13 @@ def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     ]
     for child in children:
         child.start()
-    barrier.wait()
-    start, cpu, before = time.monotonic(), database.cpu_seconds(), database.counters()
-    barrier.wait()
+    threading.Thread(target=abort_with, args=(children, barrier), daemon=True).start()
+    try:
+        barrier.wait()
+        start, cpu, before = time.monotonic(), database.cpu_seconds(), database.counters()
+        barrier.wait()
+    except threading.BrokenBarrierError:
+        sys.exit(f"A process of the {workers} workers has failed, see above")
     seconds, cpu, after = time.monotonic() - start, database.cpu_seconds() - cpu, database.counters()
     timings: Timings = defaultdict(list)
     worker_cpu = 0.0

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from options import at_least
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
@@ -77,9 +78,9 @@ def usage() -> tuple[int, int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2_000_000, help="env timesteps")
-    parser.add_argument("--n-envs", type=int, default=8, help="number of envs, each in a process of its own")
-    parser.add_argument("--save-freq", type=int, default=10_000, help="env timesteps between two checkpoints")
+    parser.add_argument("--steps", type=at_least(20), default=2_000_000, help="env timesteps")
+    parser.add_argument("--n-envs", type=at_least(1), default=8, help="number of envs, each in a process of its own")
+    parser.add_argument("--save-freq", type=at_least(1), default=10_000, help="env timesteps between two checkpoints")
     args = parser.parse_args()
 
     th.set_num_threads(1)

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from options import at_least
+
 from sb3_td3x.studies.arms import Arm, ablation_arms, check_choice, comparison_arms, sweep_arms
 from sb3_td3x.studies.engine import BACKENDS, report_failures, run_study
 from sb3_td3x.studies.plan import Plan, settings_of
@@ -49,17 +51,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             default=ABLATION_ENVS,
             help=f"ids of the envs{f'; default: {chr(32).join(ABLATION_ENVS)}' if is_ablation else ''}",
         )
-        command.add_argument("--seeds", type=_seed, nargs="+", default=[1, 2, 3, 4, 5], help="default: 1 to 5")
+        # Each is the number of its run's folder: the zoo takes 0 for the latest, and a negative seed for a random one
+        command.add_argument("--seeds", type=at_least(1), nargs="+", default=[1, 2, 3, 4, 5], help="default: 1 to 5")
         command.add_argument(
-            "--timesteps", type=_positive, help="length of a training in env steps; default: of the first arm's entry"
+            "--timesteps", type=at_least(1), help="length of a training in env steps; default: of the first arm's entry"
         )
-        command.add_argument("--eval-freq", type=_positive, help="env steps between evaluations; default: a twentieth")
-        command.add_argument("--eval-episodes", type=_positive, default=10, help="of each evaluation; default: 10")
+        command.add_argument(
+            "--eval-freq", type=at_least(1), help="env steps between evaluations; default: a twentieth"
+        )
+        command.add_argument("--eval-episodes", type=at_least(1), default=10, help="of each evaluation; default: 10")
         command.add_argument("-f", "--folder", type=Path, help="of the study; default: logs/studies/NAME")
         command.add_argument("--jobs", type=_jobs, default=1, help="runs at a time, -1: one a processor; default: 1")
         command.add_argument("--backend", choices=BACKENDS, default="loky", help="joblib's; default: loky")
         command.add_argument("--device", default="cpu", help="of PyTorch; default: cpu")
-        command.add_argument("--num-threads", type=_positive, default=1, help="of PyTorch, for each run; default: 1")
+        command.add_argument("--num-threads", type=at_least(1), default=1, help="of PyTorch, for each run; default: 1")
         command.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
     for command in (ablation, sweep):
         command.add_argument("--conf-file", type=Path, help="td3x's hyperparameters; default: hyperparams/td3x.yml")
@@ -68,41 +73,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _positive(text: str) -> int:
-    """
-    :param text: an argument
-    :return: it as a number
-    """
-    return _integer(text, 1, "a whole number of at least 1")
-
-
-def _seed(text: str) -> int:
-    """
-    :param text: an argument
-    :return: it as a number
-    """
-    # It is the number of the run's folder: the zoo takes 0 for the latest, and a negative seed for a random one
-    return _integer(text, 1, "a whole number of at least 1")
-
-
 def _jobs(text: str) -> int:
     """
     :param text: an argument
     :return: it as a number
     """
-    return -1 if text == "-1" else _integer(text, 1, "-1, or a whole number of at least 1")
-
-
-def _integer(text: str, low: int, expected: str) -> int:
-    """
-    :param text: an argument
-    :param low: the lowest number that is allowed
-    :param expected: what is allowed, in words
-    :return: it as a number
-    """
-    if not text.isdecimal() or int(text) < low:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed, expected {expected}")
-    return int(text)
+    return -1 if text == "-1" else at_least(1)(text)
 
 
 def make_arms(args: argparse.Namespace) -> list[Arm]:

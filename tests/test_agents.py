@@ -344,6 +344,30 @@ def test_portable_command() -> None:
     )
 
 
+def test_portable_command_of_the_zoos_own_script() -> None:
+    command = "/opt/v/bin/python3 /opt/v/bin/rl_zoo3 train --algo td3x --log-folder=/home/me/logs --seed=1"
+    expected = "python -m rl_zoo3.train --algo td3x --log-folder logs --seed 1"
+    assert publish_agent.portable_command(command, {}) == expected
+
+
+def test_command_with_a_path_of_a_machine_is_refused_before_anything_is_played(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / runs[0].name
+    shutil.copytree(runs[0], copy)
+    (copy / ENV / "command.txt").write_text("/usr/bin/python3 /home/me/train.py --algo td3x")
+    monkeypatch.setattr(publish_agent, "select", lambda *_: pytest.fail("played"))
+    with pytest.raises(SystemExit, match=r"with a path of a machine, b'/home/"):
+        publish_agent.main([str(copy), "-o", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--selection-episodes", "--first-round", "--test-episodes"])
+def test_numbers_of_episodes_and_processes(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        publish_agent.main(["a", option, "0"])
+    assert f"argument {option}: '0' is not allowed, expected a whole number of at least 1" in capsys.readouterr().err
+
+
 # Evaluating
 
 

@@ -185,10 +185,10 @@ def test_shipped_reports_of_earlier_entries_are_not_taken(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--jobs", "0"], "--jobs 0 is not allowed"),
-        (["--jobs", "-1"], "--jobs -1 is not allowed"),
-        (["--seeds", "1", "-2"], "--seeds -2 is not allowed"),
-        (["--steps", "-5"], "--steps -5 is not allowed"),
+        (["--jobs", "0"], "argument --jobs: '0' is not allowed, expected a whole number of at least 1"),
+        (["--jobs", "-1"], "argument --jobs: '-1' is not allowed"),
+        (["--seeds", "1", "-2"], "argument --seeds: '-2' is not allowed"),
+        (["--steps", "-5"], "argument --steps: '-5' is not allowed"),
         (["--algos", "td3", "td4"], "The algorithm 'td4' is unknown: did you mean 'td3"),
     ],
 )

@@ -1,6 +1,9 @@
 """A tiny run of scripts/simulate_workers.py, against a real server."""
 
 import json
+import multiprocessing
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         # Without the end of a trial, which a worker does not reach so soon
         long = ["--trial-seconds", "1e6", "--seconds", "0.1", "--processes", "1"]
         assert simulate_workers.main(["--storage", url, "--workers", "1", "--finished", *long]) == 0
-        with pytest.raises(SystemExit, match=r"1000 workers need max_connections=1010 .* the server has 100"):
+        with pytest.raises(SystemExit, match=r"1000 workers need max_connections=2010 .* the server has 100"):
             simulate_workers.main(["--storage", url, "--workers", "1000", "--finished"])
     result = json.loads(figures.read_text())
     assert [(row["finished"], row["running"]) for row in result["calls"]] == [(2, 0), (4, 0), (2, 3)]
@@ -35,3 +38,14 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_other_databases_are_refused() -> None:
     with pytest.raises(SystemExit, match=r"^--storage=sqlite:///a.db is not allowed, expected the URL of a PostgreSQL"):
         simulate_workers.main(["--storage", "sqlite:///a.db"])
+
+
+def test_nobody_waits_for_a_process_that_has_failed() -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3)
+    children = [context.Process(target=target, daemon=True) for target in (barrier.wait, lambda: sys.exit(1))]
+    for child in children:
+        child.start()
+    threading.Thread(target=simulate_workers.abort_with, args=(children, barrier), daemon=True).start()
+    with pytest.raises(threading.BrokenBarrierError):
+        barrier.wait(timeout=60)
