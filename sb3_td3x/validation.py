@@ -119,8 +119,12 @@ def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
         if isinstance(base_noise, OrnsteinUhlenbeckActionNoise):
             values += [base_noise._theta, base_noise._dt, base_noise.noise_prev]
             values += [] if base_noise.initial_noise is None else [base_noise.initial_noise]
-        arrays = [np.asarray(value) for value in values]
-        if not all(np.isfinite(array).all() for array in arrays) or (arrays[1] < 0).any():
+        try:
+            arrays = [np.asarray(value, dtype=np.float64) for value in values]
+            are_valid = all(np.isfinite(array).all() for array in arrays) and (arrays[1] >= 0).all()
+        except (TypeError, ValueError, OverflowError):
+            are_valid = False
+        if not are_valid:
             raise ValueError(f"{name}={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
         try:
             shape = np.broadcast_shapes(*(array.shape for array in arrays))

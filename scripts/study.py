@@ -78,7 +78,10 @@ def _jobs(text: str) -> int:
     :param text: an argument
     :return: it as a number
     """
-    return -1 if text == "-1" else at_least(1)(text)
+    try:
+        return -1 if text == "-1" else at_least(1)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or -1") from None
 
 
 def make_arms(args: argparse.Namespace) -> list[Arm]:

@@ -320,7 +320,9 @@ def test_object_that_its_numbers_do_not_make_comes_back_from_a_pickle(tmp_path: 
     make(action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), theta)).learn(12).save(path)
     with pytest.raises(ValueError, match=r"agent\.zip .*action_noise.*trusted=True"):
         TD3X.load(path)
-    assert TD3X.load(path, trusted=True).action_noise._theta == theta  # type: ignore[union-attr]
+    noise = TD3X.load(path, trusted=True).action_noise
+    assert isinstance(noise, OrnsteinUhlenbeckActionNoise)
+    assert noise._theta == theta
     assert TD3X.load(path, action_noise=None).action_noise is None
 
 

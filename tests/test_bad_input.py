@@ -110,7 +110,8 @@ class WithImage(DictObs):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         image = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-        self.observation_space = spaces.Dict({**self.observation_space.spaces, "image": image})  # type: ignore[attr-defined]
+        assert isinstance(self.observation_space, spaces.Dict)
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "image": image})
 
     def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
         return {**super().observation(observation), "image": np.zeros((36, 36, 3), dtype=np.uint8)}
@@ -175,6 +176,8 @@ class NoiseOfWrongType:
         OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), dt=INF),
         OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), initial_noise=np.array([NAN])),
         OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), initial_noise=np.zeros(3)),
+        NormalActionNoise(np.array(["a"]), np.ones(1)),
+        NormalActionNoise(np.array([10**400]), np.ones(1)),
         NormalActionNoise(0.0, 0.1),  # type: ignore[arg-type]
         OrnsteinUhlenbeckActionNoise(0.0, 0.1),  # type: ignore[arg-type]
         noise(size=2),

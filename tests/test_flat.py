@@ -19,7 +19,7 @@ OPTIMIZERS: list[tuple[type[th.optim.Optimizer], dict[str, Any]]] = [
 ]
 
 
-def make_net() -> nn.Module:
+def make_net() -> nn.Sequential:
     th.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
 
@@ -72,7 +72,7 @@ def test_layer_that_was_frozen_goes_on_with_its_own_count(frozen: int) -> None:
     expected_optimizer = th.optim.Adam(expected.parameters(), lr=0.01)
     for step in range(5):
         set_grads(expected, step)
-        for parameter in expected[frozen].parameters():  # type: ignore[index]
+        for parameter in expected[frozen].parameters():
             parameter.grad = None
         expected_optimizer.step()
     net.load_state_dict(expected.state_dict())
@@ -138,8 +138,8 @@ def test_only_where_it_is_the_same() -> None:
     assert not possible(net, fused=False)
     assert not possible(net, amsgrad=True)
     assert not accepts(th.optim.SGD(net.parameters()), net)
-    assert not accepts(th.optim.Adam(net[2].parameters(), fused=True), net)  # type: ignore[index]
-    groups = [{"params": [net[0].weight]}, {"params": [net[0].bias], "lr": 0.1}]  # type: ignore[index]
+    assert not accepts(th.optim.Adam(net[2].parameters(), fused=True), net)
+    groups = [{"params": [net[0].weight]}, {"params": [net[0].bias], "lr": 0.1}]
     assert not accepts(th.optim.Adam(groups, fused=True), net)
     scheduled = th.optim.Adam(net.parameters(), fused=True)
     th.optim.lr_scheduler.StepLR(scheduled, 10)

@@ -609,7 +609,8 @@ class WithParity(DictObs):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.observation_space = spaces.Dict({**self.observation_space.spaces, "parity": spaces.Discrete(2)})  # type: ignore[attr-defined]
+        assert isinstance(self.observation_space, spaces.Dict)
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "parity": spaces.Discrete(2)})
 
     def observation(self, observation: np.ndarray) -> dict[str, Any]:
         return {**super().observation(observation), "parity": int(observation[1]) % 2}
@@ -624,7 +625,8 @@ def test_dict_observations_with_a_number(n_envs: int, hook: Any) -> None:
     buffer: Any = model.replay_buffer
     parities = (buffer.observations["count"][: buffer.pos, :, 1] % 2).ravel()
     np.testing.assert_array_equal(buffer.observations["parity"][: buffer.pos].ravel(), parities)
-    assert model._last_obs["parity"].shape == (n_envs,)  # type: ignore[call-overload, index]
+    last_obs: Any = model._last_obs
+    assert last_obs["parity"].shape == (n_envs,)
 
 
 @pytest.mark.lowest_sb3
