@@ -101,6 +101,7 @@ def test_page_says_what_is_missing(study: Path):
     text = Page((study / "report" / "report.html").read_text()).text
     assert "8 of 13" not in text
     assert "11 of 15 runs have finished" in text
+    assert "4 of 15 runs have not finished" in text
     assert "Pendulum-v1, no-delay: seed 3" in text
     assert "Pendulum-v1, ddpg: seeds 2, 3" in text
     assert "failures/ddpg-Pendulum-v1-2.log: RuntimeError: <out> of 'memory'" in text
@@ -181,7 +182,7 @@ def test_one_run(tmp_path: Path):
     study = write_study(tmp_path / "one", {"Mine/Env-v0": {"full": {1: [1.0]}}}, seeds=[1])
     write(study, make_record("full", "Mine/Env-v0", 1, [1.0], value_estimates=None))
     text = Page(write_report(study, gifs=False).read_text()).text
-    assert "1 of 1 runs have finished" in text
+    assert "1 of 1 run has finished" in text
     assert "no arm has a Q critic" in text
     assert "All envs together" not in text
     assert "What is missing" not in text

@@ -97,8 +97,8 @@ def _introduction(results: Results) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(
             f"{kind}: {_count(len(results.arms), 'arm')}, {_count(len(results.envs), 'env')}, "
-            f"{_count(len(config['seeds']), 'seed')}. Trained in {trained}. {len(runs)} of {results.n_planned} runs "
-            f"have finished. Returns are the env's own sums of rewards, neither shaped nor normalized; the agents play "
+            f"{_count(len(config['seeds']), 'seed')}. Trained in {trained}. {_share(len(runs), results)} finished. "
+            f"Returns are the env's own sums of rewards, neither shaped nor normalized; the agents play "
             f"deterministically. Arms are compared with the first one, {results.base}."
         )
     ]
@@ -109,10 +109,7 @@ def _introduction(results: Results) -> list[Block]:
         ]
         blocks += [
             Heading("What is missing"),
-            Paragraph(
-                f"{_count(len(results.missing), 'run')} of {results.n_planned} have not finished. All figures are of "
-                "the runs that have."
-            ),
+            Paragraph(f"{_share(len(results.missing), results)} not finished. All figures are of the runs that have."),
             Bullets(incomplete),
         ]
     if results.failures:
@@ -665,6 +662,15 @@ def _count(number: int, noun: str) -> str:
     :return: both
     """
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _share(number: int, results: Results) -> str:
+    """
+    :param number: how many of its runs
+    :param results: a study
+    :return: beginning of a sentence: they, of how many, and "have"
+    """
+    return f"{number} of {_count(results.n_planned, 'run')} {'has' if number == 1 else 'have'}"
 
 
 def _number(value: float) -> str:
