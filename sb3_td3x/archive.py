@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import types
+import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
@@ -31,9 +32,10 @@ from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.utils import get_device, get_system_info
 
 from sb3_td3x._version import __version__
-from sb3_td3x.files import FileRefused, SavePath, refusing
+from sb3_td3x.files import FileRefused, SavePath, name_of, refusing
 from sb3_td3x.plain import (
     CLASSES,
+    MAX_VALUES,
     PICKLE_PATHS,
     JsonReader,
     NotPlainError,
@@ -50,13 +52,19 @@ from sb3_td3x.zips import CheckedZip, open_checked_zip, write_sealed_zip
 # What tells a zip of the TD3 family from one of another algorithm
 _HYPERPARAMETERS = ("policy_delay", "target_policy_noise", "target_noise_clip")
 STATE_DICTS = ("policy", "actor.optimizer", "critic.optimizer")
-_VARIABLES = ("pytorch_variables", "tensors")
+VARIABLES = "pytorch_variables"
+# Of old versions of SB3
+_OLD_VARIABLES = "tensors"
+
+# In SB3's files where it was asked for
+_REPLAY_BUFFER = "replay_buffer"
 
 # Made of other attributes or given, also where SB3 has pickled them
 REBUILT = frozenset(
     {
         *("policy", "actor", "actor_target", "critic", "critic_target", "_networks", "_params", "_running_stats"),
-        *("device", "env", "_vec_normalize_env", "_logger", "_custom_logger", "_replay_buffer", "_stochastic_actor"),
+        *("device", "env", "_vec_normalize_env", "_logger", "_custom_logger", "_replay_buffer", _REPLAY_BUFFER),
+        "_stochastic_actor",
         *("lr_schedule", "qf_lr_schedule", "_shaping", "_shaping_source", "_untrusted_reward_shaping", "_resumed"),
         *("actor_batch_norm_stats", "actor_batch_norm_stats_target"),
         *("critic_batch_norm_stats", "critic_batch_norm_stats_target"),
@@ -98,11 +106,17 @@ def write_agent(path: SavePath, attributes: Mapping[str, Any], params: States, v
         except (NotPlainError, ValueError) as error:
             pickles[name] = cloudpickle.dumps(value)
             data[name] = {_PICKLED: str(error)}
+    text = json.dumps(data, indent=2, allow_nan=False).encode()
+    if len(text) > MAX_DATA_SIZE or JsonReader.count(text) > MAX_VALUES:
+        warnings.warn(
+            f"{name_of(path)} will load with trusted=True only: its attributes are large, {len(text)} bytes",
+            stacklevel=3,
+        )
     with write_sealed_zip(path, "zip", __version__) as archive:
-        archive.writestr("data", json.dumps(data, indent=2, allow_nan=False))
+        archive.writestr("data", text)
         for name, pickle in pickles.items():
             archive.writestr(_pickle_member(name), pickle)
-        for name, state in {"pytorch_variables": variables, **params}.items():
+        for name, state in {VARIABLES: variables, **params}.items():
             with archive.open(f"{name}.pth", "w", force_zip64=True) as file:
                 th.save(state, file)
         archive.writestr("_stable_baselines3_version", stable_baselines3.__version__)
@@ -116,6 +130,8 @@ def attributes_to_save(model: Any, exclude: Iterable[str] | None, include: Itera
     :param include: names of attributes to save that are not by default
     :return: the attributes that SB3's ``save`` would save, without methods
     """
+    if _REPLAY_BUFFER in (include or ()):
+        raise ValueError(f"include={include!r} is not allowed, expected no {_REPLAY_BUFFER}: use save_replay_buffer")
     state_dicts, variables = model._get_torch_save_params()
     excluded = ({*(exclude or ())} | {*model._excluded_save_params()}) - {*(include or ())}
     excluded |= {name.split(".")[0] for name in (*state_dicts, *variables)}
@@ -170,28 +186,30 @@ class AgentFile:
         :raises FileRefused: one is damaged, or holds anything but tensors and plain data
         """
         states = {name: describe_state(content, f"{name}.pth in {self.name}") for name, content in self.states.items()}
-        for name in _VARIABLES:
+        for name in (VARIABLES, _OLD_VARIABLES):
             variables = states.get(name) or {}
             entries = variables.values() if isinstance(variables, dict) else [variables]
             if not all(isinstance(entry, TensorInfo | None) for entry in entries):
                 raise FileRefused(f"{name}.pth in {self.name} holds something else than tensors")
         return states
 
-    def load_states(self, device: th.device | str) -> States:
+    def load_states(self, device: th.device | str, described: Mapping[str, Any]) -> States:
         """
         :param device: Device on which the tensors should be
-        :return: the state dictionaries
+        :param described: what ``describe`` returned
+        :return: the state dictionaries, and as ``pytorch_variables`` other tensors
         """
         return {
-            name: load_state(content, get_device(device), f"{name}.pth in {self.name}")
-            for name, content in self.states.items()
-            if name not in _VARIABLES
+            name: load_state(self.states[name], get_device(device), f"{name}.pth in {self.name}", description)
+            for name, description in described.items()
+            if name != _OLD_VARIABLES
         }
 
 
-def open_agent(path: SavePath) -> AgentFile:
+def open_agent(path: SavePath, trusted: bool = False) -> AgentFile:
     """
     :param path: path to the file, with or without ``.zip``, or a file-like object
+    :param trusted: whether its attributes may be as large as they are
     :return: what is in it
     :raises FileRefused: the file is damaged, or holds another algorithm's agent
     :raises OSError: it is not there or cannot be read
@@ -199,11 +217,11 @@ def open_agent(path: SavePath) -> AgentFile:
     with open_checked_zip(path, "zip") as archive:
         name = archive.name
         with refusing(name):
-            data = _read_data(archive)
+            data = _read_data(archive, trusted)
             absent = [f"{state}.pth" for state in STATE_DICTS if f"{state}.pth" not in archive.members]
             if absent:
                 raise FileRefused(f"{name} is no whole agent, it lacks {', '.join(absent)}")
-            pickles = {key: _read_pickled(archive, key, value) for key, value in data.items() if is_pickled(value)}
+            pickles = {key: _read_pickled(archive, key, it, trusted) for key, it in data.items() if is_pickled(it)}
             texts = [it for it in ("_stable_baselines3_version", "system_info.txt") if it in archive.members]
             return AgentFile(
                 name,
@@ -216,14 +234,15 @@ def open_agent(path: SavePath) -> AgentFile:
             )
 
 
-def _read_data(archive: CheckedZip) -> dict[str, Any]:
+def _read_data(archive: CheckedZip, trusted: bool) -> dict[str, Any]:
     """
     :param archive: the file
+    :param trusted: whether it may be as large as it is
     :return: its attributes as they are written
     """
     name = archive.name
-    text = archive.read("data", MAX_DATA_SIZE) if "data" in archive.members else b"{}"
-    data = JsonReader(name).read(text)
+    text = archive.read("data", None if trusted else MAX_DATA_SIZE) if "data" in archive.members else b"{}"
+    data = (JsonReader(name, len(text)) if trusted else JsonReader(name)).read(text)
     if not isinstance(data, dict) or "policy_class" not in data:
         raise FileRefused(f"{name} is a zip file but no agent saved by Stable-Baselines3")
     absent = [key for key in _HYPERPARAMETERS if key not in data]
@@ -245,16 +264,17 @@ def is_pickled(value: Any) -> bool:
     return isinstance(value, dict) and (_PICKLED in value or _SB3_PICKLED in value)
 
 
-def _read_pickled(archive: CheckedZip, name: str, value: dict[str, Any]) -> bytes:
+def _read_pickled(archive: CheckedZip, name: str, value: dict[str, Any], trusted: bool) -> bytes:
     """
     :param archive: the file
     :param name: name of an attribute
     :param value: what is written for it
+    :param trusted: whether it may be as large as it is
     :return: the pickle
     """
     if _SB3_PICKLED in value:
         return base64.b64decode(value[_SB3_PICKLED], validate=True)
-    return archive.read(_pickle_member(name), MAX_DATA_SIZE)
+    return archive.read(_pickle_member(name), None if trusted else MAX_DATA_SIZE)
 
 
 def read_agent(
@@ -276,25 +296,26 @@ def read_agent(
     :param given: what the attributes will be set to; of these no pickle is needed
     :param trusted: whether to run the pickles in it, which can do anything that the user can
     :param print_system_info: Whether to print the system info that was saved with the agent
-    :return: the attributes of the algorithm, and its state dictionaries
+    :return: the attributes of the algorithm, and its state dictionaries with other tensors as ``pytorch_variables``
     :raises ValueError: the file is damaged, holds another algorithm's agent, or needs to be trusted
     :raises OSError: it is not there or cannot be read
     """
     if custom_objects is not None and not isinstance(custom_objects, Mapping):
         raise ValueError(f"custom_objects={custom_objects!r} is not allowed, expected a dictionary or None")
-    agent = open_agent(path)
+    agent = open_agent(path, trusted)
     if print_system_info:
         print("== SAVED MODEL SYSTEM INFO ==")
         print(agent.texts.get("system_info.txt", "unknown"))
     replaced = {name: value for name, value in (custom_objects or {}).items() if name in agent.data}
     with refusing(agent.name):
-        for name in agent.data:
+        for name in agent.data.keys() - ({_REPLAY_BUFFER} & agent.pickles.keys()):
             check_name(name, cls, agent.name)
         replaced.update((name, value) for name, value in (given or {}).items() if name in agent.pickles)
         attributes = _with_integers({**read_attributes(agent, replaced, trusted), **replaced})
         check_attributes(attributes, agent.name)
-        _check_networks(attributes, agent.describe(), agent.name)
-    return attributes, agent.load_states(device)
+        described = agent.describe()
+        _check_networks(attributes, described, agent.name)
+    return attributes, agent.load_states(device, described)
 
 
 def read_parameters(path: SavePath, expected: States, device: th.device | str) -> States:
@@ -315,7 +336,7 @@ def read_parameters(path: SavePath, expected: States, device: th.device | str) -
             else:
                 infos = {key: TensorInfo(tuple(it.shape), it.dtype) for key, it in expected[name].items()}
                 _check_state(states[name], infos, f"{name}.pth in {agent.name}")
-    return agent.load_states(device)
+    return agent.load_states(device, {name: it for name, it in states.items() if name != VARIABLES})
 
 
 def read_attributes(agent: AgentFile, unneeded: Collection[str], trusted: bool) -> dict[str, Any]:

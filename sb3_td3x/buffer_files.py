@@ -8,7 +8,7 @@ import io
 import json
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -103,9 +103,32 @@ def _attributes(replay_buffer: ReplayBuffer) -> dict[str, Any]:
     return {"class": path_of(cls), **{name: to_plain(getattr(replay_buffer, name)) for name in names}}
 
 
-def _arrays(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
+def describe_replay_buffer(replay_buffer: ReplayBuffer) -> dict[str, Any]:
+    """
+    :param replay_buffer: a replay buffer of one of the known classes
+    :return: what an empty one like it is made from, as plain data
+    """
+    names = ["buffer_size", "n_envs", "handle_timeout_termination", *_ARGUMENTS[type(replay_buffer)]]
+    described = {name: to_plain(getattr(replay_buffer, name)) for name in names}
+    return {"class": type(replay_buffer).__name__, **described}
+
+
+def make_described_replay_buffer(description: dict[str, Any], model: "TD3X", name: str) -> ReplayBuffer:
+    """
+    :param description: what ``describe_replay_buffer`` returned
+    :param model: the agent that it is for
+    :param name: how to name where it comes from in an error
+    :return: an empty replay buffer
+    """
+    attributes = from_plain(description)
+    (path,) = (path for path, cls in _CLASSES.items() if cls.__name__ == attributes["class"])
+    return _make_empty({**attributes, "class": path}, model, name, attributes["buffer_size"])
+
+
+def _arrays(replay_buffer: ReplayBuffer, keys: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """
     :param replay_buffer: the replay buffer
+    :param keys: those of Dict observations, as they are numbered in the file; None: in the replay buffer's order
     :return: its arrays by their names in the file, (buffer_size, n_envs, ...)
     """
     names = ["observations", "next_observations", "actions", "rewards", "dones", "timeouts"]
@@ -118,7 +141,7 @@ def _arrays(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
         value: Any = getattr(replay_buffer, name)
         if isinstance(value, dict):
             # Numbered: the keys of Dict observations are any strings
-            arrays.update({f"{name}.{number}": array for number, array in enumerate(value.values())})
+            arrays.update({f"{name}.{number}": value[key] for number, key in enumerate(keys or value)})
         else:
             arrays[name] = value
     return arrays
@@ -206,14 +229,16 @@ def _read_zip(archive: CheckedZip, model: "TD3X") -> ReplayBuffer:
         _check_attributes(attributes, model, name)
         rows = _rows_to_save(SimpleNamespace(**attributes))
         _check_capacity(attributes, model, name, rows)
-        for key, array in _arrays(_make_empty(attributes, model, name, 1)).items():
+        # Spaces are equal in any order of their keys
+        order = getattr(attributes["observation_space"], "spaces", None)
+        for key, array in _arrays(_make_empty(attributes, model, name, 1), order).items():
             expected = array.nbytes * rows
             actual = archive.members[f"{key}.npy"].file_size if f"{key}.npy" in archive.members else -1
             # A header is shorter than that
             if not expected <= actual <= expected + 1024:
                 raise FileRefused(f"{name} has {actual} bytes of {key}, expected {expected} for {rows} rows")
         replay_buffer = _make_empty(attributes, model, name, attributes["buffer_size"])
-        for key, array in _arrays(replay_buffer).items():
+        for key, array in _arrays(replay_buffer, order).items():
             with archive.open(f"{key}.npy") as file:
                 _read_array_header(file, array, rows, f"{key} in {name}")
                 for part in _parts(array, rows):

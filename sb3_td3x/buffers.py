@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.shaping import RewardShaping
+from sb3_td3x.validation import check_bool, check_known
 
 # As in SB3, memory is looked at where psutil is installed
 try:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sb3_td3x.td3x import TD3X
 
 
+# The one argument of the replay buffers that an agent makes by itself which is not the agent's own
+_HANDLE_TIMEOUTS = "handle_timeout_termination"
 # Columns of a packed row that are not a single number
 _VECTORS = ("observations", "next_observations", "actions")
 # Attributes of a packed buffer that follow from the others
@@ -299,7 +302,8 @@ KNOWN_CLASSES = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplay
 
 def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
     """
-    Make a time-out of each env's last row whose episode is still open: what follows comes from another episode.
+    Make a time-out of each env's last row whose episode is still open: what follows comes from another episode. Where
+    the replay buffer takes time-outs for terminal states, it is one.
 
     :param replay_buffer: a replay buffer
     """
@@ -308,7 +312,7 @@ def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
     last = (replay_buffer.pos - 1) % replay_buffer.buffer_size
     for env_idx in np.flatnonzero(replay_buffer.dones[last] == 0):
         replay_buffer.dones[last, env_idx] = 1
-        if not replay_buffer.optimize_memory_usage:
+        if replay_buffer.handle_timeout_termination and not replay_buffer.optimize_memory_usage:
             # Bootstrapped. With `optimize_memory_usage` the next observation is about to be overwritten
             replay_buffer.timeouts[last, env_idx] = 1
         if isinstance(replay_buffer, HerReplayBuffer):
@@ -323,6 +327,13 @@ def check_replay_buffer_arguments(model: "TD3X") -> None:
     buffer_class = model.replay_buffer_class
     if buffer_class is not None and not (isinstance(buffer_class, type) and issubclass(buffer_class, ReplayBuffer)):
         raise ValueError(f"replay_buffer_class={buffer_class!r} is not allowed, expected a ReplayBuffer class or None")
+    if not isinstance(model.replay_buffer_kwargs, dict):
+        raise ValueError(
+            f"replay_buffer_kwargs={model.replay_buffer_kwargs!r} is not allowed, expected a dictionary or None"
+        )
+    if buffer_class is None:
+        check_known("ReplayBuffer", model.replay_buffer_kwargs, {_HANDLE_TIMEOUTS})
+    check_bool(_HANDLE_TIMEOUTS, model.replay_buffer_kwargs.get(_HANDLE_TIMEOUTS, True))
     has_dict_obs = isinstance(model.observation_space, spaces.Dict)
     if model.optimize_memory_usage and has_dict_obs:
         raise ValueError("optimize_memory_usage=True is not allowed with Dict observations, expected False")
@@ -351,7 +362,15 @@ def check_terminations_can_be_stored(model: "TD3X", hook: RewardShaping) -> None
     :param hook: a hook that changes terminations, which only a replay buffer that knows time-outs can store
     :raises ValueError: its replay buffer does not
     """
-    if model.optimize_memory_usage or not model.replay_buffer_kwargs.get("handle_timeout_termination", True):
+    replay_buffer = model._replay_buffer
+    if replay_buffer is None:
+        knows_timeouts = model.replay_buffer_kwargs.get(_HANDLE_TIMEOUTS, True)
+        stores_next_obs = not model.optimize_memory_usage
+    else:
+        # One that was loaded may be another than the arguments ask for
+        knows_timeouts = getattr(replay_buffer, _HANDLE_TIMEOUTS, True)
+        stores_next_obs = not getattr(replay_buffer, "optimize_memory_usage", False)
+    if not (knows_timeouts and stores_next_obs):
         raise ValueError(
             f"reward_shaping={hook!r} changes terminations, which is not allowed with "
             "optimize_memory_usage=True or handle_timeout_termination=False"

@@ -19,6 +19,7 @@ from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger,
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 
 from sb3_td3x import run_state
+from sb3_td3x.buffer_files import describe_replay_buffer, make_described_replay_buffer
 from sb3_td3x.buffers import end_open_episodes
 from sb3_td3x.callbacks import tuning
 from sb3_td3x.checkpoint_folder import (
@@ -57,6 +58,16 @@ if TYPE_CHECKING:
 _MODEL = "model.zip"
 _STATE = "state.json"
 _BOOKKEEPING = "replay_buffer.npz"
+
+# Arguments of the agent that decide on it
+_REPLAY_BUFFER_ARGUMENTS = {
+    "buffer_size",
+    "replay_buffer_class",
+    "replay_buffer_kwargs",
+    "optimize_memory_usage",
+    "n_steps",
+    "gamma",
+}
 
 
 @dataclass
@@ -380,11 +391,7 @@ class ResumableCheckpoint(BaseCallback):
             "tensorboard": _tensorboard_folder(self.logger),
             "save_path": str(self.save_path.resolve()),
             "monitor_sizes": monitor_sizes(self.run_folder or self.save_path.parent),
-            "replay_buffer": {
-                "class": type(replay_buffer).__name__,
-                "buffer_size": replay_buffer.buffer_size,
-                "n_envs": replay_buffer.n_envs,
-            },
+            "replay_buffer": describe_replay_buffer(replay_buffer),
             "exact": self.exact,
             "env_seed": self.env_seed,
         }
@@ -414,14 +421,7 @@ def resume(
     checkpoint = newest_whole_checkpoint(Path(directory))
     state = read_state(checkpoint)
     model = model_class.load(io.BytesIO((checkpoint.path / _MODEL).read_bytes()), env=env, device=device, **kwargs)
-    replay_buffer = model.replay_buffer
-    described = {
-        "class": type(replay_buffer).__name__,
-        "buffer_size": replay_buffer.buffer_size,
-        "n_envs": replay_buffer.n_envs,
-    }
-    if described != state["replay_buffer"]:
-        raise ValueError(f"The replay buffer in {checkpoint.path} is {state['replay_buffer']}, expected {described}")
+    replay_buffer = model.replay_buffer = _empty_replay_buffer(model, checkpoint, state["replay_buffer"], kwargs)
     read_segments(checkpoint.replay_buffer_folder, replay_buffer, checkpoint.chain)
     if (checkpoint.path / _BOOKKEEPING).exists():
         with np.load(checkpoint.path / _BOOKKEEPING, allow_pickle=False) as arrays:
@@ -437,6 +437,28 @@ def resume(
     state["env_seed"] = env_seed
     model._resumed = Resumed(checkpoint, state, run_state.generators(model))
     return model
+
+
+def _empty_replay_buffer(
+    model: "TD3X", checkpoint: Checkpoint, saved: dict[str, Any], kwargs: dict[str, Any]
+) -> ReplayBuffer:
+    """
+    :param model: the agent
+    :param checkpoint: where it comes from
+    :param saved: what the checkpoint says of the replay buffer, which may be one that the agent was given
+    :param kwargs: arguments that were changed at loading
+    :return: an empty one like it
+    :raises ValueError: the arguments ask for another one, or there is another number of envs
+    """
+    # Older checkpoints say but these, of the one that the agent makes by itself
+    is_own = "handle_timeout_termination" not in saved or kwargs.keys() & _REPLAY_BUFFER_ARGUMENTS
+    if not is_own and saved["n_envs"] == model.n_envs:
+        return make_described_replay_buffer(saved, model, str(checkpoint.path))
+    replay_buffer = model.replay_buffer
+    described = describe_replay_buffer(replay_buffer)
+    if any(described.get(name) != value for name, value in saved.items()):
+        raise ValueError(f"The replay buffer in {checkpoint.path} is {saved}, expected {described}")
+    return replay_buffer
 
 
 def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -476,8 +498,9 @@ def guarded_training(model: "TD3X", callback: MaybeCallback) -> Iterator[None]:
     callbacks = callback if isinstance(callback, list) else [callback] if isinstance(callback, BaseCallback) else []
     found = [child for entry in callbacks for child in run_state.all_callbacks(entry)]
     checkpoints = [child for child in found if isinstance(child, ResumableCheckpoint)]
-    workers = describe_workers(model.env)
+    workers: list[str] = []
     try:
+        workers = describe_workers(model.env)
         for checkpoint in checkpoints:
             checkpoint.on_entering()
         _continue_logging(model)

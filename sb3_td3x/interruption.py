@@ -30,6 +30,8 @@ class TerminationRequest:
         self._previous: Any = None
         self._pid = os.getpid()
         self._installed = False
+        # Whether the handler is among the process's, maybe below others that were installed later
+        self._is_in_place = False
 
     def install(self) -> None:
         """Begin to hold the signal back."""
@@ -37,32 +39,47 @@ class TerminationRequest:
         # None: a handler that was not installed by Python
         if threading.current_thread() is not threading.main_thread() or previous in (None, signal.SIG_IGN):
             return
-        if not self._installed:
+        if not self._is_in_place:
             self._pid = os.getpid()
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
-            self._installed = True
+            self._is_in_place = True
+        self._installed = True
 
     def uninstall(self) -> None:
         """Put the handler back that was there before; a signal that was held back is let through."""
         if not self._installed:
             return
-        signal.signal(signal.SIGTERM, self._previous)
         self._installed = False
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._is_in_place = False
         if self.received:
             self.received = False
-            # Unlike `os.kill`, it returns after the handler
-            signal.raise_signal(signal.SIGTERM)
+            self._pass_on()
 
     def let_through(self) -> None:
         """Do what the signal would have done. If the process goes on, the next one is held back again."""
         self.uninstall()
         self.install()
 
+    def _pass_on(self) -> None:
+        """Do what the signal would have done without this handler."""
+        if callable(self._previous):
+            self._previous(signal.SIGTERM, None)
+        else:
+            signal.signal(signal.SIGTERM, self._previous)
+            # Unlike `os.kill`, it returns after the handler
+            signal.raise_signal(signal.SIGTERM)
+
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         """
         :param signum: number of the signal
         :param frame: where the process was
         """
+        if not self._installed:
+            # Below another handler, it could not be taken away
+            self._pass_on()
+            return
         urgent = self.received or os.getpid() != self._pid
         self.received = True
         if urgent:

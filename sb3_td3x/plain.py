@@ -40,6 +40,8 @@ from sb3_td3x.unpickling import Pickled
 _TAG = ":plain:"
 _MAX_DEPTH = 30
 MAX_VALUES = 300_000
+# Keys that are not text may all have the same hash, which makes dictionaries slow
+_MAX_PAIRS = 1000
 # Parts of a pickle may stand in many places, and grow by that
 MAX_PARTS = 300_000
 MAX_ARRAY_BYTES = 256 * 2**20
@@ -360,6 +362,14 @@ class JsonReader:
         self._max_values = max_values
         self._values = 0
 
+    @staticmethod
+    def count(text: bytes) -> int:
+        """
+        :param text: JSON
+        :return: how many values it has at most
+        """
+        return sum(text.count(character) for character in (b",", b"[", b"{"))
+
     def read(self, text: bytes) -> Any:
         """
         :param text: JSON
@@ -368,7 +378,7 @@ class JsonReader:
         :raises ValueError: it is no JSON
         """
         # Each value takes some hundred bytes of memory
-        self._values += sum(text.count(character) for character in (b",", b"[", b"{"))
+        self._values += self.count(text)
         if self._values > self._max_values:
             raise FileRefused(f"{self._name} is too large: more than {self._max_values} values of JSON")
         return json.loads(text)
@@ -406,6 +416,9 @@ _Convert = Callable[[Any], Any]
 
 
 def _pairs(value: _Value, convert: _Convert) -> list[tuple[Any, Any]]:
+    n_others = sum(type(key) is not str for key, _ in value["items"])
+    if n_others > _MAX_PAIRS:
+        raise ValueError(f"it holds a dictionary of {n_others} keys that are no text")
     return [
         (_instance(convert(key), str | int | float | bool | tuple | None), convert(it)) for key, it in value["items"]
     ]

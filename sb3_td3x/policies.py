@@ -261,20 +261,34 @@ def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], pre
             state_dict[f"{prefix}qf{critic}.{name}"] = tensor[critic]
 
 
-def _join_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, *_: Any) -> None:
+def _join_critics(
+    module: nn.Module,
+    state_dict: dict[str, th.Tensor],
+    prefix: str,
+    local_metadata: Any,
+    strict: bool,
+    missing_keys: list[str],
+    *_: Any,
+) -> None:
     """
-    Hook of ``load_state_dict()``: the inverse of ``_split_into_critics``.
-    Keys that are missing or too many are left as they are, for ``load_state_dict`` to report.
+    Hook of ``load_state_dict()``: the inverse of ``_split_into_critics``. Critics that are missing stay as they are.
 
     :param module: the ``CriticEnsemble``
-    :param state_dict: a copy of the dictionary to load, changed in place
+    :param state_dict: a copy of the dictionary to load, changed in place; what is too much stays in it, to be reported
     :param prefix: what stands before its keys
+    :param local_metadata: not used
+    :param strict: not used, PyTorch looks at it when it has all that is missing
+    :param missing_keys: gets the names of what is missing
     """
     assert isinstance(module, CriticEnsemble)
-    for name, _parameter in module.layers.named_parameters():
+    for name, parameter in module.layers.named_parameters():
         keys = [f"{prefix}qf{critic}.{name}" for critic in range(module.n_critics)]
-        if all(key in state_dict for key in keys):
-            state_dict[f"{prefix}layers.{name}"] = th.stack([state_dict.pop(key) for key in keys])
+        absent = [key for key in keys if key not in state_dict]
+        if len(absent) < len(keys):
+            missing_keys += absent
+            own = parameter.detach().unbind()
+            given = [state_dict.pop(key, value) for key, value in zip(keys, own, strict=True)]
+            state_dict[f"{prefix}layers.{name}"] = th.stack([value.to(parameter.device) for value in given])
 
 
 def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
@@ -493,6 +507,8 @@ class TD3XPolicy(TD3Policy):
         self.layer_norm = check_bool("layer_norm", layer_norm)
         self.actor_layer_norm = check_bool("actor_layer_norm", actor_layer_norm)
         self.critic_activation_fn = _activation("critic_activation_fn", critic_activation_fn)
+        if isinstance(activation_fn, str):
+            raise ValueError(f"activation_fn={activation_fn!r} is not allowed, expected a class of PyTorch modules")
         self.stochastic_actor = check_bool("stochastic_actor", stochastic_actor)
         super().__init__(
             observation_space,

@@ -39,7 +39,7 @@ def make_schedule(name: str, value: float | str | Callable[[float], float]) -> F
     :raises ValueError: the value, or that of the function at the start, is no learning rate
     """
     if isinstance(value, str):
-        match = re.fullmatch(r"lin_((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)", value)
+        match = re.fullmatch(r"lin_((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)", value)
         if match is None:
             raise ValueError(
                 f"{name}={value!r} is not allowed, expected a number (in YAML 1.0e-3, since 1e-3 is a string there), "

@@ -19,6 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import recursive_setattr
 from stable_baselines3.common.type_aliases import (
     GymEnv,
     MaybeCallback,
@@ -34,7 +35,14 @@ from stable_baselines3.common.utils import (
 )
 
 from sb3_td3x import sb3_compat
-from sb3_td3x.archive import attributes_to_save, read_agent, read_parameters, variables_to_save, write_agent
+from sb3_td3x.archive import (
+    VARIABLES,
+    attributes_to_save,
+    read_agent,
+    read_parameters,
+    variables_to_save,
+    write_agent,
+)
 from sb3_td3x.buffer_files import read_replay_buffer, write_replay_buffer
 from sb3_td3x.buffers import (
     KNOWN_CLASSES,
@@ -283,8 +291,12 @@ class TD3X(OffPolicyAlgorithm):
         precision: str = "float32",
         _init_setup_model: bool = True,
     ):
+        if not isinstance(policy, str | type):
+            raise ValueError(f"policy={policy!r} is not allowed, expected a name such as 'MlpPolicy', or a class")
         if env is not None:
             env = maybe_make_env(env, verbose)
+            if not hasattr(env, "action_space"):
+                raise ValueError(f"env={env!r} is not allowed, expected an env or the id of one")
             check_action_space(env.action_space)
         elif _init_setup_model:
             raise ValueError("env=None is not allowed, expected an env or the id of one")
@@ -538,8 +550,17 @@ class TD3X(OffPolicyAlgorithm):
         self._last_original_obs = original_obs
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
-        """As in SB3; notes how many env timesteps were taken."""
-        rollout = super().collect_rollouts(*args, **kwargs)
+        """
+        As in SB3; notes how many env timesteps were taken. If it is broken off, by an error or a callback, the step
+        before is not stored, and so the next ``learn`` begins with new episodes.
+        """
+        is_whole = False
+        try:
+            rollout = super().collect_rollouts(*args, **kwargs)
+            is_whole = rollout.continue_training
+        finally:
+            if not is_whole:
+                self._last_obs = None
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout
 
@@ -599,6 +620,9 @@ class TD3X(OffPolicyAlgorithm):
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
         if self._shaping is None or self._shaping_source is not self.reward_shaping:
             self._setup_shaping()
+        if self._shaping is not None and self._shaping.changes_terminations:
+            # A replay buffer may have been loaded since
+            check_terminations_can_be_stored(self, self._shaping)
         # For the first rollout; before all others it was done for the updates
         self._refresh_networks()
         if (reset_num_timesteps or self._last_obs is None) and type(self._replay_buffer) in KNOWN_CLASSES:
@@ -722,6 +746,15 @@ class TD3X(OffPolicyAlgorithm):
 
     # Saving and loading
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is derived from the networks cannot be pickled
+        return {name: value for name, value in vars(self).items() if name not in ("_networks", "_update_graphs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect_networks()
+        self._update_graphs = UpdateGraphCache()
+
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
         Save all the attributes of the object and the model parameters in a zip-file with a checksum. At any moment
@@ -730,6 +763,7 @@ class TD3X(OffPolicyAlgorithm):
         :param path: path to the file (or a file-like) where the agent should be saved
         :param exclude: name of parameters that should be excluded in addition to the default ones
         :param include: name of parameters that might be excluded but should be included anyway
+        :raises ValueError: ``replay_buffer`` is among them, which has a file of its own
         """
         attributes = attributes_to_save(self, exclude, include)
         write_agent(path, attributes, self.get_parameters(), variables_to_save(self))
@@ -808,7 +842,11 @@ class TD3X(OffPolicyAlgorithm):
         if not (trusted or "reward_shaping" in {**(custom_objects or {}), **kwargs}):
             model._untrusted_reward_shaping = model.reward_shaping
         model._setup_model()
+        variables = params.pop(VARIABLES, None) or {}
         model.set_parameters(params, exact_match=True, device=device)
+        for name in model._get_torch_save_params()[1]:
+            if name in variables:
+                recursive_setattr(model, f"{name}.data", variables[name].data)
         if "reward_shaping" in kwargs:
             model._setup_shaping()
         return model

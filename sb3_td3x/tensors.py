@@ -57,6 +57,10 @@ def describe_state(content: bytes, name: str) -> Any:
     """
     with refusing(name):
         archive = CheckedZip(io.BytesIO(content), name, folders=True)
+        # PyTorch reads what it finds at the start, and names without regard to case
+        is_first = content.startswith(b"PK\3\4") and min(it.header_offset for it in archive.members.values()) == 0
+        if not is_first or len({member.lower() for member in archive.members}) < len(archive.members):
+            raise FileRefused(f"{name} is no zip file that PyTorch writes")
         if any(info.file_size != info.compress_size for info in archive.members.values()):
             raise FileRefused(f"{name} has compressed tensors, which PyTorch does not write")
         (pickle_member,) = (member for member in archive.members if member.endswith("/data.pkl"))
@@ -70,16 +74,39 @@ def describe_state(content: bytes, name: str) -> Any:
         return _StateReader(sizes, name).describe(state, 0)
 
 
-def load_state(content: bytes, device: th.device | str, name: str) -> Any:
+def load_state(content: bytes, device: th.device | str, name: str, description: Any) -> Any:
     """
-    :param content: what ``torch.save`` wrote and ``describe_state`` found in order
+    :param content: what ``torch.save`` wrote
     :param device: Device on which the tensors should be
     :param name: how to name it in an error
+    :param description: what ``describe_state`` returned
     :return: dictionaries and lists of tensors and plain data
-    :raises FileRefused: it is damaged
+    :raises FileRefused: it is damaged, or is not what was described
     """
     with refusing(name):
-        return th.load(io.BytesIO(content), map_location=device, weights_only=True)
+        state = th.load(io.BytesIO(content), map_location=device, weights_only=True)
+        if not _is_described(state, description):
+            raise FileRefused(f"{name} holds other tensors than it says")
+    return state
+
+
+def _is_described(value: Any, description: Any) -> bool:
+    """
+    :param value: a state dictionary, or a part of it
+    :param description: what ``describe_state`` returned of it
+    :return: whether it is that
+    """
+    if isinstance(description, TensorInfo):
+        return th.is_tensor(value) and (tuple(value.shape), value.dtype) == (description.shape, description.dtype)
+    if isinstance(description, dict):
+        # Names may have been numbers
+        entries = {key if key in description else str(key): entry for key, entry in value.items()}
+        return entries.keys() == description.keys() and all(
+            _is_described(entry, description[key]) for key, entry in entries.items()
+        )
+    if isinstance(description, list | tuple):
+        return len(value) == len(description) and all(map(_is_described, value, description))
+    return type(value) is type(description)
 
 
 class _StateReader:
@@ -113,6 +140,7 @@ class _StateReader:
         if isinstance(value, dict):
             return {key: self.describe(entry, depth + 1) for key, entry in value.items()}
         if isinstance(value, Pickled):
+            self._check_rest(value, depth)
             if value.path == "collections.OrderedDict" and not value.args:
                 return {self._key(key): self.describe(entry, depth + 1) for key, entry in value.items}
             if value.path == _REBUILD_PARAMETER:
@@ -120,6 +148,25 @@ class _StateReader:
             if value.path == _REBUILD_TENSOR:
                 return self._tensor(value)
         raise FileRefused(f"{self._name} holds {getattr(value, 'path', type(value).__name__)} where a tensor should be")
+
+    def _check_rest(self, value: Pickled, depth: int) -> None:
+        """
+        :param value: part of a pickle, whose content is looked at elsewhere
+        :param depth: in how many dictionaries and lists it lies
+        :raises FileRefused: there is more to it, such as a state that would change a tensor's shape
+        """
+        state, items, args = value.state, value.items, value.args
+        if value.path == "collections.OrderedDict":
+            # PyTorch's versions of the modules
+            if isinstance(state, dict) and state.keys() == {"_metadata"} and isinstance(state["_metadata"], Pickled):
+                self.describe(state["_metadata"], depth + 1)
+                state = None
+            items = []
+        first = 4 if value.path == _REBUILD_TENSOR else 1
+        for arg in args[first:]:
+            self.describe(arg, depth + 1)
+        if state is not None or items:
+            raise FileRefused(f"{self._name} holds {value.path} with more to it than PyTorch writes")
 
     def _key(self, key: Any) -> str:
         """
@@ -138,7 +185,9 @@ class _StateReader:
         storage, offset, shape, strides, *_ = value.args
         if not isinstance(storage, PersistentId):
             raise FileRefused(f"{self._name} holds a tensor without memory")
-        _, storage_type, key, _, number = storage.args[0]
+        _, storage_type, key, location, number = storage.args[0]
+        if not (isinstance(storage_type, type) and issubclass(storage_type, Pickled) and isinstance(location, str)):
+            raise FileRefused(f"{self._name} holds a tensor of unknown memory")
         dtype = _STORAGES[storage_type.path]
         is_possible = len(shape) == len(strides) <= _MAX_DIMENSIONS and isinstance(key, str)
         if not is_possible or not all(type(it) is int and 0 <= it < 2**63 for it in (number, offset, *shape, *strides)):

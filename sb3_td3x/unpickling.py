@@ -15,6 +15,8 @@ from sb3_td3x.files import FileRefused
 
 # Of attributes of an agent; a pickle that is all operations takes a second to read
 MAX_OPERATIONS = 500_000
+# Larger integers may have the same hash, which makes dictionaries slow
+_MAX_KEY = 2**60
 
 
 class Pickled:
@@ -92,7 +94,7 @@ class _Reader:
             if isinstance(target, Pickled):
                 target.items.extend(pairs)
             else:
-                _checked(target, dict).update((_checked(key, str | int | float | None), value) for key, value in pairs)
+                _checked(target, dict).update((_key(key), value) for key, value in pairs)
         elif operation == "GLOBAL":
             stack.append(self._named(*arg.split(" ", 1)))
         elif operation == "STACK_GLOBAL":
@@ -222,6 +224,16 @@ def _run(reader: _Reader, file: BinaryIO, max_operations: int, numbers: Iterator
         if number >= max_operations:
             raise FileRefused(f"{reader.name} holds a pickle of more than {max_operations} operations")
         reader.step(operation.name, arg)
+
+
+def _key(value: Any) -> Any:
+    """
+    :param value: a key of a dictionary
+    :return: the same
+    """
+    if isinstance(value, int) and abs(value) >= _MAX_KEY:
+        raise ValueError(f"uses the number {value!s:.40} as key")
+    return _checked(value, str | int | float | None)
 
 
 def _checked(value: Any, kind: Any) -> Any:

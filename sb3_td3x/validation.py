@@ -143,7 +143,7 @@ def check_net_arch(name: str, value: Any) -> None:
     :param name: name of the argument
     :param value: its value: a list of integers >= 1, or a dictionary of such for "pi" and "qf"; None: the default
     """
-    lists = [value[key] for key in ("pi", "qf") if key in value] if isinstance(value, dict) else [value]
+    lists = [value.get(key) for key in ("pi", "qf")] if isinstance(value, dict) else [value]
     for units in [] if value is None else lists:
         if not isinstance(units, (list, tuple)) or not all(
             isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1 for number in units

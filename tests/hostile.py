@@ -263,6 +263,15 @@ class HugeTensor:
         return th._utils._rebuild_tensor_v2, (typed, 0, self.shape, self.stride, False, {})
 
 
+class ReshapedTensor(HugeTensor):
+    """A tensor of four elements, whose state then gives it another shape."""
+
+    def __reduce__(self) -> Any:
+        function, (typed, *rest) = super().__reduce__()
+        small = (typed, 0, (4,), (1,), *rest[3:])
+        return function, small, (typed, 0, self.shape, self.stride)
+
+
 def zip_tricks(good: bytes) -> Iterator[tuple[str, bytes]]:
     """
     :param good: an agent's file, or another zip file with a checksum

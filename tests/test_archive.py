@@ -34,6 +34,7 @@ from torch import nn
 from sb3_td3x import TD3X
 from sb3_td3x.archive import open_agent, read_agent
 from sb3_td3x.checkpoint import ResumableCheckpoint
+from sb3_td3x.files import FileRefused
 from sb3_td3x.inspection import describe_agent
 from sb3_td3x.plain import from_plain, to_plain
 from sb3_td3x.policies import TD3XPolicy
@@ -46,6 +47,7 @@ from sb3_td3x.shaping import (
     ShapingBatch,
     make_reward_shaping,
 )
+from sb3_td3x.tensors import TensorInfo, describe_state, load_state
 
 
 def make(env: Any = None, **kwargs: Any) -> TD3X:
@@ -257,6 +259,52 @@ def test_include_and_exclude_are_sb3_s() -> None:
     assert "ep_info_buffer" not in data
     assert "lr_schedule" in data
     assert TD3X.load(io.BytesIO(file.getvalue())).ep_info_buffer is None
+
+
+def test_replay_buffer_in_the_agent_s_file() -> None:
+    """SB3 pickles it there if it is asked to."""
+    file = io.BytesIO()
+    with pytest.raises(ValueError, match=r"include=\['replay_buffer'\] is not allowed, expected no replay_buffer"):
+        make().save(file, include=["replay_buffer"])
+    assert not file.getvalue()
+    sb3_model = TD3("MlpPolicy", CountingEnv(), **tiny()).learn(10)
+    sb3_model.save(file, include=["replay_buffer"])
+    assert TD3X.load(io.BytesIO(file.getvalue()), trusted=True).num_timesteps == 10
+
+
+@pytest.mark.parametrize("note", [np.zeros(52 * 2**20, np.uint8), [0] * 300_001], ids=["array", "list"])
+def test_large_attributes_need_trust(note: Any) -> None:
+    model, file = make(), io.BytesIO()
+    model.note = note  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="will load with trusted=True only: its attributes are large"):
+        model.save(file)
+    with pytest.raises(ValueError, match="too large"):
+        TD3X.load(io.BytesIO(file.getvalue()))
+    loaded = TD3X.load(io.BytesIO(file.getvalue()), trusted=True)
+    np.testing.assert_array_equal(loaded.note, note)  # type: ignore[attr-defined]
+
+
+class WithTemperature(TD3X):
+    """Has a tensor of its own beside the networks."""
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.log_alpha = th.zeros(1)
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        states, variables = super()._get_torch_save_params()
+        return states, [*variables, "log_alpha"]
+
+
+def test_tensors_of_a_subclass_come_back() -> None:
+    model, file = WithTemperature("MlpPolicy", CountingEnv(), **tiny()), io.BytesIO()
+    model.log_alpha.fill_(7)
+    model.save(file)
+    loaded = WithTemperature.load(io.BytesIO(file.getvalue()))
+    assert loaded.log_alpha.tolist() == [7]
+    # Of a class that has none
+    assert not hasattr(TD3X.load(io.BytesIO(file.getvalue())), "log_alpha")
+    loaded.set_parameters(io.BytesIO(file.getvalue()))
 
 
 # What only a pickle can hold
@@ -589,6 +637,64 @@ def test_state_that_takes_long_to_read_is_refused(good: bytes, tmp_path: pathlib
             start = time.process_time()
             assert_refused(hostile.sealed_zip({**members, member: changed}), tmp_path / "agent.zip")
             assert time.process_time() - start < 8
+
+
+def test_state_is_described_as_pytorch_reads_it() -> None:
+    small, large = hostile.torch_file({"a": th.zeros(3)}), io.BytesIO()
+    th.save({"b": th.zeros(1000)}, large, _use_new_zipfile_serialization=False)
+    versions = th.nn.Linear(1, 1).state_dict()
+    versions._metadata = hostile.ReshapedTensor((2**10, 2**10), (0, 0))  # type: ignore[attr-defined]
+    members = hostile.members_of(small)
+    (name,) = (member for member in members if member.endswith("data.pkl"))
+    other = hostile.torch_pickle({"b": hostile.HugeTensor((4,), (1,))})
+    for content in (
+        hostile.torch_with_pickle(
+            hostile.torch_file({"a": th.zeros(4)}),
+            hostile.torch_pickle({"a": hostile.ReshapedTensor((2**10, 2**10), (0, 0))}),
+        ),
+        hostile.torch_file(versions),
+        large.getvalue() + small,
+        hostile.plain_zip({**members, name.replace("data.pkl", "DATA.PKL"): other}),
+    ):
+        with pytest.raises(FileRefused, match=r"more to it than PyTorch writes|no zip file that PyTorch writes"):
+            describe_state(content, "it")
+    with pytest.raises(FileRefused, match="holds other tensors than it says"):
+        load_state(small, "cpu", "it", {"a": TensorInfo((4,), th.float32)})
+
+
+@pytest.mark.parametrize("metadata", [5, {}, "text"])
+def test_versions_of_modules_that_are_none(metadata: Any, good: bytes, tmp_path: pathlib.Path) -> None:
+    state = make().policy.state_dict()
+    state._metadata = metadata  # type: ignore[attr-defined]
+    content = hostile.with_members(good, policy__pth=hostile.torch_file(state))
+    assert_refused(content, tmp_path / "agent.zip", [TD3X.load])
+
+
+def test_keys_of_one_hash_are_refused(good: bytes, good_sb3: bytes) -> None:
+    """All multiples of 2 ** 61 - 1 have the hash 0, and a dictionary looks at all of them for each."""
+    keys = [number * (2**61 - 1) for number in range(1, 20_001)]
+    items = {":plain:": "dict", "items": [[key, 0] for key in keys]}
+    pickled = pickle.dumps([dict.fromkeys([number], 0) for number in keys])
+    for content in (hostile.with_data(good, note=items), hostile.with_pickle(good_sb3, "note", pickled)):
+        start = time.process_time()
+        with pytest.raises(ValueError, match=r"keys that are no text|as key"):
+            TD3X.load(io.BytesIO(content))
+        assert time.process_time() - start < 8
+
+
+def test_dictionaries_of_many_numbers_need_trust() -> None:
+    """They are pickled."""
+    model, file = make(), io.BytesIO()
+    model.note = dict.fromkeys(range(2000), 0.5)  # type: ignore[attr-defined]
+    model.save(file)
+    assert TD3X.load(io.BytesIO(file.getvalue()), trusted=True).note == model.note  # type: ignore[attr-defined]
+
+
+def test_long_number_in_a_schedule_is_refused_soon(good: bytes) -> None:
+    start = time.process_time()
+    with pytest.raises(ValueError, match="learning_rate="):
+        TD3X.load(io.BytesIO(hostile.with_data(good, learning_rate="lin_" + "1" * 2**15 + "x")))
+    assert time.process_time() - start < 8
 
 
 def test_optimizer_of_many_parameters_is_refused_soon(good: bytes) -> None:

@@ -60,6 +60,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "train_freq": [*NO_NUMBERS, 1.5, 0, -1, "step"],
     "clipped_double_q": [None, 0, 1, "True", 1.0, NAN],
     "policy_kwargs": ["abc", 5, [("net_arch", [8])]],
+    "replay_buffer_kwargs": ["abc", 5, [("handle_timeout_termination", True)]],
     "precision": [None, 16, "float16", "BFLOAT16", "bf16", th.bfloat16],
     "learning_rate": [
         *NO_NUMBERS,
@@ -102,6 +103,31 @@ def test_frame_stack_around_vec_normalize_is_refused() -> None:
     env = VecFrameStack(VecNormalize(DummyVecEnv([CountingEnv])), n_stack=2)
     with pytest.raises(ValueError, match=r"VecNormalize.*frame stacking.*\(2,\).*\(4,\)"):
         make(env=env).learn(10)
+
+
+def test_arguments_of_replay_buffers_are_checked() -> None:
+    for value in ("no", 0, None):
+        with pytest.raises(ValueError, match=rf"handle_timeout_termination={value!r} is not allowed, expected "):
+            make(replay_buffer_kwargs={"handle_timeout_termination": value})
+    with pytest.raises(ValueError, match=r"handle_timeouts is no argument of ReplayBuffer.*did you mean handle_time"):
+        make(replay_buffer_kwargs={"handle_timeouts": True})
+
+
+@pytest.mark.parametrize("policy", [None, 5, []])
+def test_policy_that_is_none(policy: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"policy={policy!r} is not allowed, expected ")):
+        TD3X(policy, CountingEnv(), **tiny())
+
+
+@pytest.mark.parametrize("env", [5, [], object])
+def test_env_that_is_none(env: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"env={env!r} is not allowed, expected ")):
+        make(env)
+
+
+def test_activation_that_is_no_class() -> None:
+    with pytest.raises(ValueError, match="activation_fn='relu' is not allowed, expected a class"):
+        make(policy_kwargs={"activation_fn": "relu"})
 
 
 class WithImage(DictObs):
@@ -221,7 +247,9 @@ def test_bad_folder_of_logs_is_refused(value: Any) -> None:
         make(tensorboard_log=value)
 
 
-@pytest.mark.parametrize("net_arch", [8, "8", [8.0], [0], [-1], ["8"], [True], {"pi": [8], "qf": [8.5]}, [[8]]])
+@pytest.mark.parametrize(
+    "net_arch", [8, "8", [8.0], [0], [-1], ["8"], [True], {"pi": [8], "qf": [8.5]}, {"pi": [8]}, [[8]]]
+)
 def test_bad_layers_are_refused(net_arch: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"net_arch={net_arch!r} is not allowed, expected ")):
         make(policy_kwargs={"net_arch": net_arch})

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+import gymnasium as gym
 import hostile
 import numpy as np
 import pytest
 from envs import CountingEnv, DictObs, counting_vec_env, tiny
+from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv, FakeImageEnv
@@ -440,3 +442,39 @@ def test_sb3_s_agent_and_buffer_go_on_together(tmp_path: pathlib.Path) -> None:
     model = TD3X.load(tmp_path / "agent", env=CountingEnv())
     model.load_replay_buffer(tmp_path / "replay_buffer.pkl")
     assert model.learn(10).replay_buffer.pos == 30
+
+
+class Ordered(gym.ObservationWrapper):
+    """
+    Dict observations whose keys are in an order of their own, which spaces do not look at.
+
+    :param order: the keys
+    """
+
+    def __init__(self, order: str) -> None:
+        super().__init__(CountingEnv())
+        self.order = order
+        boxes = {key: spaces.Box(-np.inf, np.inf, (2,), np.float32) for key in order}
+        self.observation_space = spaces.Dict(boxes)
+        self.observation_space.spaces = boxes
+
+    def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
+        return {key: observation + 1000 * (key == "b") for key in self.order}
+
+
+@pytest.mark.parametrize("cls", [TD3X, TD3])
+def test_dict_observations_in_another_order(cls: Any) -> None:
+    model = cls("MultiInputPolicy", Ordered("ab"), **tiny()).learn(20)
+    other = TD3X("MultiInputPolicy", Ordered("ba"), **tiny())
+    assert list(other.replay_buffer.observations) == ["b", "a"]
+    other.load_replay_buffer(io.BytesIO(saved(model)))
+    for name in ("observations", "next_observations"):
+        assert_same(dict(sorted(getattr(model.replay_buffer, name).items())), getattr(other.replay_buffer, name))
+
+
+def test_hook_and_a_buffer_that_cannot_store_its_terminations() -> None:
+    model = TD3("MlpPolicy", CountingEnv(), **tiny(**OPTIMIZED)).learn(7)
+    other = TD3X("MlpPolicy", CountingEnv(), **tiny(reward_shaping={"sb3_td3x.shaping.FallPenalty": {}}))
+    other.load_replay_buffer(io.BytesIO(saved(model)))
+    with pytest.raises(ValueError, match="changes terminations, which is not allowed"):
+        other.learn(10)

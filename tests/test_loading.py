@@ -805,6 +805,16 @@ def test_some_parameters_only_if_the_match_need_not_be_exact() -> None:
     assert_same(critic, dict(third.critic.state_dict()))
 
 
+def test_parameters_of_one_critic_only_if_the_match_need_not_be_exact() -> None:
+    source, model = make(seed=1), make(seed=2)
+    second = {key: value.clone() for key, value in model.policy.state_dict().items() if ".qf1." in key}
+    first = {key: value for key, value in source.policy.state_dict().items() if key.startswith("critic.qf0.")}
+    with pytest.raises(RuntimeError, match=r"Missing key.*critic\.qf1\.0\.weight"):
+        make(seed=2).set_parameters({**source.get_parameters(), "policy": first})
+    model.set_parameters({"policy": first}, exact_match=False)
+    assert_same({**second, **first}, {key: model.policy.state_dict()[key] for key in {**second, **first}})
+
+
 def test_set_parameters_leaves_the_given_dictionary_alone() -> None:
     params = make(seed=1).learn(20).get_parameters()
     keys = {name: list(value) for name, value in params.items()}

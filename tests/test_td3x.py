@@ -1,9 +1,11 @@
 """What a user of SB3 does with an algorithm must work with TD3X: training, callbacks, logs, envs, buffers, policies."""
 
+import contextlib
 import io
 import math
 import multiprocessing
 import pathlib
+import pickle
 import time
 import warnings
 from typing import Any
@@ -186,6 +188,45 @@ def test_continued_training_is_one_training() -> None:
     halves = make("Pendulum-v1", action_noise=noise()).learn(31)
     halves.learn(29, reset_num_timesteps=False)
     assert_same_weights(whole, halves)
+
+
+class Lost(BaseCallback):
+    """Ends a training in the middle of an episode, before its last step is stored."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == 8 and self.how == "error":
+            raise LookupError
+        return self.num_timesteps != 8
+
+
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("how", ["stopped", "error"])
+@pytest.mark.parametrize("kwargs", [{}, {"n_steps": 3}], ids=readable)
+def test_training_that_was_broken_off_goes_on_with_new_episodes(kwargs: dict[str, Any], how: str) -> None:
+    """The observation says which episode a step is of."""
+    model = make(CountingEnv([Episode(5, True)]), **kwargs)
+    with contextlib.suppress(LookupError):
+        model.learn(20, Lost(how))
+    model.learn(6, reset_num_timesteps=False)
+    buffer = model.replay_buffer
+    steps = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (3, 0)]
+    assert buffer.observations[:13, 0].tolist() == [[*step] for step in steps]
+    assert (buffer.observations[:13, 0, 0] == buffer.next_observations[:13, 0, 0]).all()
+    assert np.flatnonzero(buffer.dones[:13, 0]).tolist() == [4, 6, 11]
+    assert np.flatnonzero(buffer.timeouts[:13, 0]).tolist() == [6]
+
+
+@pytest.mark.lowest_sb3
+def test_hindsight_ends_where_a_training_was_broken_off() -> None:
+    env = BitFlippingEnv(n_bits=3, continuous=True, max_steps=4)
+    model = TD3X("MultiInputPolicy", env, **tiny(replay_buffer_class=HerReplayBuffer, learning_starts=1000))
+    model.learn(100, StopTrainingOnMaxEpisodes(2)).learn(9, reset_num_timesteps=False)
+    assert isinstance(model.replay_buffer, HerReplayBuffer)
+    assert model.replay_buffer.ep_length.max() <= 4
 
 
 # Frequencies
@@ -729,6 +770,23 @@ def test_policy_alone_is_pickled_and_saved(policy_kwargs: dict[str, Any], tmp_pa
         np.testing.assert_array_equal(policy.predict(obs, deterministic=True)[0], expected)
         for key, value in model.policy.state_dict().items():
             assert th.equal(policy.state_dict()[key], value), key
+
+
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("dump", [pickle.dumps, cloudpickle.dumps])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"precision": "bfloat16"}, {"policy_kwargs": {"net_arch": [8], "layer_norm": True}}], ids=readable
+)
+def test_agent_is_pickled(kwargs: dict[str, Any], dump: Any) -> None:
+    """As Ray, joblib and processes do."""
+    model = make(**kwargs).learn(20)
+    copy = pickle.loads(dump(model))
+    assert_same_weights(model, copy)
+    # Both draw from the same global generators
+    for agent in (model, copy):
+        agent.set_random_seed(1)
+        agent.learn(10)
+    assert_same_weights(model, copy)
 
 
 def test_predict() -> None:
