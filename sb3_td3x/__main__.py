@@ -98,7 +98,7 @@ def add_play_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         description="Like `rl_zoo3.enjoy`, which runs what strangers may have put into the folder; this does not.",
     )
     parser.add_argument("folder", type=Path, help="the run's folder, such as logs/td3x/Pendulum-v1_1")
-    parser.add_argument("-n", "--n-timesteps", type=int, default=1000, help="number of timesteps")
+    parser.add_argument("-n", "--n-timesteps", type=int, default=1000, help="number of decisions")
     parser.add_argument("--render", action="store_true", help="show the env on the screen")
     parser.add_argument("--seed", type=int, default=0, help="random generator seed")
     mode = parser.add_mutually_exclusive_group()

@@ -104,10 +104,22 @@ class ResumedExperiment(ExperimentManager):
         :return: arguments of the constructor, wrapper of each env, callbacks, and wrapper of all envs
         """
         hyperparams, env_wrapper, callbacks, vec_env_wrapper = super()._preprocess_hyperparams(hyperparams)
+        # As `create_envs` would, instead of what is set here
+        env_id = self.env_name.gym_id
+        if ExperimentManager.is_robotics_env(env_id) or ("parking-v0" in env_id and not self.monitor_kwargs):
+            self.monitor_kwargs = {"info_keywords": ("is_success",)}
         starts = [monitor_start(path) for path in Path(self.save_path).glob("*monitor.csv")]
         start = min((value for value in starts if value is not None), default=None)
         self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": start is None}
         return hyperparams, functools.partial(go_on_monitoring, start, env_wrapper), callbacks, vec_env_wrapper
+
+    @staticmethod
+    def is_robotics_env(env_id: str) -> bool:
+        """
+        :param env_id: id of an env
+        :return: no: what the zoo asks it for was done
+        """
+        return False
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         """

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--every", type=at_least(1), help="shows each so-many-th step (default: so that there are 125 frames)"
     )
-    parser.add_argument("--width", type=at_least(1), default=400, help="in pixels (default: %(default)s)")
+    parser.add_argument("--width", type=at_least(100), default=400, help="in pixels (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, default=PICTURES, help="where the GIF goes")
     args = parser.parse_args(arguments)
     folders = {Training.read(folder).env: folder for folder in find_agents(args.folder)}

@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from options import at_least
+from options import at_least, positive
 from speed_cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
 from speed_report import format_report, format_solutions, plot_cells, plot_sweep, summarize
 
@@ -355,7 +355,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive,
         help=f"of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
     )
     parser.add_argument("--threads", type=at_least(1), help="of each worker (default: all processors)")

@@ -195,6 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-readme", action="store_true", help="write the table into README.md")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="the JSON file")
     args = parser.parse_args(arguments)
+    if args.episodes != N_TEST_EPISODES and not args.check:
+        parser.error("argument --episodes: only with --check")
 
     summaries, worse = [], []
     folders = find_agents(args.folder)

@@ -1,6 +1,7 @@
-"""A type of command-line options that several scripts have."""
+"""Types of command-line options that scripts have."""
 
 import argparse
+import math
 from collections.abc import Callable
 
 
@@ -16,3 +17,17 @@ def at_least(low: int) -> Callable[[str], int]:
         return int(text)
 
     return whole_number
+
+
+def positive(text: str) -> float:
+    """
+    :param text: an option's text
+    :return: it as a number above 0, for ``argparse``
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed, expected a number above 0")
+    return number

@@ -3,11 +3,12 @@ Train agents with the zoo's own command line, test each on the same 100 episodes
 
     python scripts/results.py pendulum --log-folder logs/results --jobs 2
 
-A run that has finished is not repeated, unless its hyperparameters have changed since, so the same command goes on
-after an interruption. Every run has a log folder of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which
-``rl_zoo3.enjoy -f`` takes as well. With ``--reuse`` runs that an earlier report has are not repeated either, so that
-the seeds of a study can be trained one after the other, on several machines. All figures are written to
-``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not hold.
+A run that has finished is not repeated, so the same command goes on after an interruption. Where its hyperparameters or
+length have changed since, the command is refused: to take another log folder, or to delete the old one, is the user's
+choice. Every run has a log folder of its own (``LOG_FOLDER/STUDY/ALGO/seed_N``), which ``rl_zoo3.enjoy -f`` takes as
+well. With ``--reuse`` runs that an earlier report has are not repeated either, so that the seeds of a study can be
+trained one after the other, on several machines; a report of before they said their hyperparameters has none. All
+figures are written to ``LOG_FOLDER/STUDY.json``; the exit status is 1 if the study's criterion does not hold.
 """
 
 import argparse
@@ -121,7 +122,8 @@ class Run:
     @property
     def zoo_timesteps(self) -> int:
         """Its length as the zoo counts: an action that a wrapper repeats is one timestep"""
-        return self.steps // action_repeat(self.entry)
+        # Of 0 the zoo would take its own number
+        return max(self.steps // action_repeat(self.entry), 1)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -151,12 +153,25 @@ class Run:
         """
         :return: Whether the whole training is there. An interrupted zoo saves its agent too, so look at its steps.
         """
-        try:
-            timing = json.loads(self.timing_path.read_text())
-        except (OSError, ValueError):
-            return False
-        is_this = self.settings.items() <= timing.items()
+        timing = self._timing()
+        is_this = timing is not None and self.settings.items() <= timing.items()
         return is_this and agent_timesteps(self.run_path / f"{self.env}.zip") >= self.zoo_timesteps
+
+    def differences(self) -> list[str]:
+        """
+        :return: the settings in which a finished training in its folder is another one
+        """
+        timing = self._timing()
+        return [] if timing is None else [name for name, value in self.settings.items() if timing.get(name) != value]
+
+    def _timing(self) -> dict[str, Any] | None:
+        """
+        :return: what was written at the end of the training in its folder; None if there is none
+        """
+        try:
+            return dict(json.loads(self.timing_path.read_text()))
+        except (OSError, ValueError):
+            return None
 
     @property
     def timing_path(self) -> Path:
@@ -186,6 +201,12 @@ def train(runs: Sequence[Run], jobs: int) -> None:
     """
     pending = [run for run in runs if not run.is_finished()]
     print(f"{len(runs) - len(pending)} of {len(runs)} trainings are there, {len(pending)} to do", flush=True)
+    for run in pending:
+        if run.differences():
+            raise SystemExit(
+                f"{run.folder} holds a finished training of other {' and '.join(run.differences())}: take another "
+                "--log-folder, or delete it"
+            )
     running: dict[Run, tuple[subprocess.Popen[bytes], float]] = {}
     try:
         while pending or running:
@@ -395,9 +416,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reuse", type=Path, help="take the figures of equal trainings from an earlier report (JSON)")
     parser.add_argument("--params", nargs="+", default=(), help="as of rl_zoo3.train; with a log folder of its own")
     args = parser.parse_args(arguments)
+    if any(param.startswith("env_wrapper:") for param in args.params):
+        parser.error("argument --params: env_wrapper is not allowed, env steps are counted with that of the entry")
     peer_returns = args.against and read_returns(read_report("--against", args.against, args.study))
 
     overrides = {name: getattr(args, name) for name in ("seeds", "algos", "steps")}
+    # What is named twice counts once
+    overrides |= {name: list(dict.fromkeys(overrides[name] or ())) for name in ("seeds", "algos")}
     study = replace(STUDIES[args.study], **{name: value for name, value in overrides.items() if value})
     # Of a name that is there twice the zoo takes the last value
     study = replace(study, params=(*study.params, *args.params))
@@ -472,4 +497,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # As `python -m` has it, by which the runs are trained: hyperparameters may name the user's own modules
+    sys.path.insert(0, os.getcwd())
     sys.exit(main())

@@ -13,6 +13,7 @@ path. See docs/studies.md.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,4 +154,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # As `python -m` has it, by which the runs are trained: arms may name the user's own modules
+    sys.path.insert(0, os.getcwd())
     sys.exit(main())

@@ -433,11 +433,16 @@ def test_animation(published: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         animate_agent.main(["Pendulum", *arguments])
     assert f"env Pendulum has no agent in {published}, expected one of {ENV}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        animate_agent.main([ENV, *arguments, "--width", "99"])
+    assert "argument --width: '99' is not allowed, expected a whole number of at least 100" in capsys.readouterr().err
 
 
 def test_no_agents(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="there are no agents"):
         evaluate_agents.main(["-f", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        evaluate_agents.main(["-f", str(tmp_path), "--episodes", "3"])
 
 
 @pytest.mark.parametrize(

@@ -205,3 +205,10 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert report["threads"] == 1
     assert report["machine"]["versions"]["sb3-td3x"]
     assert (tmp_path / "cells-float32.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "long"])
+def test_seconds_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        benchmark_speed.main(["--seconds", text])
+    assert f"argument --seconds: {text!r} is not allowed, expected a number above 0" in capsys.readouterr().err

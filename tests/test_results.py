@@ -5,8 +5,10 @@ import json
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +125,37 @@ def test_repeated_actions_count_as_env_steps(results: ModuleType) -> None:
     assert run.command[run.command.index("-n") + 1] == "100000"
 
 
+def test_a_training_has_at_least_one_decision(results: ModuleType) -> None:
+    run = results.make_runs(replace(results.STUDIES["lunarlander"], steps=2), Path("logs"))[0]
+    assert run.zoo_timesteps == 1
+
+
+def test_what_is_named_twice_counts_once(
+    results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[tuple[str, int]] = []
+
+    def train(runs: list[Any], jobs: int) -> None:
+        trained.extend((run.algo, run.seed) for run in runs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        results.main(["pendulum", "--algos", "td3x", "td3", "td3x", "--seeds", "2", "1", "2", "-f", str(tmp_path)])
+    assert trained == [("td3x", 2), ("td3", 2), ("td3x", 1), ("td3", 1)]
+
+
+def test_a_finished_training_is_not_deleted(results: ModuleType, tmp_path: Path) -> None:
+    run = results.Run("Pendulum-v1", "td3x", 1, 100, tmp_path / "run")
+    run.folder.mkdir()
+    other = {"hyperparams": {**run.entry, "gamma": 0.5}, "steps": 300}
+    run.timing_path.write_text(json.dumps({**run.settings, **other, "train_seconds": 1.0}))
+    (run.folder / "agent").touch()
+    with pytest.raises(SystemExit, match=r"run holds a finished training of other steps and hyperparams: take another"):
+        results.train([run], 1)
+    assert (run.folder / "agent").exists()
+
+
 def test_a_run_is_finished_when_all_its_steps_are_there(results: ModuleType, tmp_path: Path) -> None:
     run = results.Run("Pendulum-v1", "td3x", 1, 100, tmp_path)
 
@@ -188,6 +221,7 @@ def test_shipped_reports_of_earlier_entries_are_not_taken(
         (["--jobs", "0"], "argument --jobs: '0' is not allowed, expected a whole number of at least 1"),
         (["--jobs", "-1"], "argument --jobs: '-1' is not allowed"),
         (["--seeds", "1", "-2"], "argument --seeds: '-2' is not allowed"),
+        (["--params", "env_wrapper:[]"], "argument --params: env_wrapper is not allowed"),
         (["--steps", "-5"], "argument --steps: '-5' is not allowed"),
         (["--algos", "td3", "td4"], "The algorithm 'td4' is unknown: did you mean 'td3"),
     ],

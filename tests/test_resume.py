@@ -1,23 +1,28 @@
 """``python -m sb3_td3x resume``: a run of the zoo goes on in its own folder, as a user types it."""
 
+import functools
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from envs import counting_vec_env, tiny
+from envs import CountingEnv, counting_vec_env, tiny
+from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import load_results
 from test_checkpoint import held_by_another_process
 from test_zoo import make_manager
 from test_zoo_commands import environment, run_python, state_dicts_are_equal
 
-from sb3_td3x import TD3X, __main__
+from sb3_td3x import TD3X, __main__, zoo_resume
 from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
 from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
+from sb3_td3x.zoo_resume import ResumedExperiment
 
 ENV = "Pendulum-v1"
 STEPS = 1600
@@ -146,6 +151,53 @@ def test_place_in_the_zoo(tmp_path: Path) -> None:
     manager.callbacks = []
     manager.create_callbacks()
     assert not any(isinstance(callback, ResumableCheckpoint) for callback in manager.callbacks)
+
+
+class SuccessEnv(CountingEnv):
+    """Says at each step whether it was a success, as the envs of some packages do."""
+
+    def step(self, action: Any) -> Any:
+        *transition, info = super().step(action)
+        return *transition, {**info, "is_success": False}
+
+
+@pytest.mark.parametrize("name", ["Counting-parking-v0", "CountingPanda-v0"])
+def test_monitor_that_also_says_whether_it_was_a_success_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zoo asks for it in the middle of making the envs."""
+    monkeypatch.setattr(
+        ExperimentManager, "entry_point", staticmethod(lambda env_id: "panda_gym.envs" if "Panda" in env_id else "")
+    )
+    defaults = {"policy": "MlpPolicy", "n_timesteps": 10}
+    gym.register(name, SuccessEnv)
+    try:
+        manager = make_manager(tmp_path, defaults, name)
+        env = manager.create_envs(1)
+        folder = Path(manager.save_path)
+        env.reset()
+        for _ in range(8):
+            env.step(np.zeros((1, 1)))
+        env.close()
+        rows = (folder / "0.monitor.csv").read_text().splitlines()
+        assert rows[1] == "r,l,t,is_success"
+        assert len(rows) == 4
+
+        with monkeypatch.context() as patch:
+            patch.setattr(zoo_resume, "_config_folder", lambda _: folder)
+            resumed = make_manager(tmp_path, defaults, name, functools.partial(ResumedExperiment, folder))
+        resumed._preprocess_hyperparams(defaults)
+        env = resumed.create_envs(1)
+        env.reset()
+        for _ in range(5):
+            env.step(np.zeros((1, 1)))
+        env.close()
+        after = (folder / "0.monitor.csv").read_text().splitlines()
+        assert after[:4] == rows
+        assert len(after) == 5
+        assert after[4].endswith(",False")
+    finally:
+        gym.registry.pop(name)
 
 
 def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> None:

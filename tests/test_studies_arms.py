@@ -167,6 +167,13 @@ def test_sweep(tmp_path: Path) -> None:
         ("a: {algo: td4x}", "'td4x' is unknown: did you mean 'td3x'"),
         ("a: {algo: ppo, tau: 1}", "a: the hyperparameter 'tau' is unknown"),
         ("a: {learning_rate: 1e-3}", "a: learning_rate='1e-3' is not allowed, expected a number and not text"),
+        ("a: {algo: null}", "The algorithm None is unknown: expected text"),
+        ("a: {1: 2}", "the hyperparameter 1 is unknown: expected text"),
+        ("a: {on: 2}", "the hyperparameter True is unknown: expected text"),
+        ("a: {seed: 5}", "the hyperparameter 'seed' is unknown"),
+        ("a: {device: cpu}", "the hyperparameter 'device' is unknown"),
+        ("a: {callback: 5}", "The arm a: callback=5 is not allowed, expected names"),
+        ("study.json: {tau: 1}", "The arm 'study.json' is not allowed"),
         ("a: 3", "a: 3 is not allowed, expected hyperparameters"),
         ("a: {n_timesteps: 3}", "n_timesteps is not allowed"),
         ("report: {tau: 1}", "The arm 'report' is not allowed"),
@@ -243,3 +250,6 @@ def test_the_noise_decays_over_decisions(tmp_path: Path) -> None:
     (arm,) = ablation_arms([PENDULUM], 1000, path, names=["decay"])
     # 1,000 env steps are 500 decisions
     assert arm.hyperparams[PENDULUM]["action_noise_decay"] ** 500 == pytest.approx(0.5**DECAY_HALVINGS)
+    # Not one decision, of which the zoo makes one
+    (arm,) = ablation_arms([PENDULUM], 1, path, names=["decay"])
+    assert arm.hyperparams[PENDULUM]["action_noise_decay"] == pytest.approx(0.5**DECAY_HALVINGS)

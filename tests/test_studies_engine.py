@@ -56,6 +56,7 @@ def start(folder: Path, arms: dict[str, Any], *options: str, **variables: str) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=folder,
     )
 
 
@@ -162,6 +163,18 @@ def test_a_study_from_start_to_end(tmp_path: Path, sweep: Callable[..., str]) ->
     assert f"The run in {folder} has a broken run.json" in sweep({"plain": {}}, status=1)
     difference = f"arms.plain.hyperparams.{ENV}.gamma was None and is 0.5"
     assert difference in sweep({"plain": {"gamma": 0.5}}, status=2)
+
+
+@pytest.mark.slow
+def test_modules_of_the_user_s_own_are_found_where_the_command_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "import gymnasium as gym\n"
+        "def half(batch):\n    return batch.rewards / 2, batch.terminations\n"
+        "class Wrapper(gym.Wrapper):\n    pass\n"
+    )
+    arms = {"hook": {"reward_shaping": "of_mine.half"}, "wrapper": {"env_wrapper": "of_mine.Wrapper"}}
+    finish(start(tmp_path, arms, "--jobs", "2"))
+    assert {record.arm for record in read_records(tmp_path / "study")} == {"hook", "wrapper"}
 
 
 @pytest.mark.slow

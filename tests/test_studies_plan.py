@@ -121,6 +121,14 @@ def test_a_study_s_folder(tmp_path: Path) -> None:
     assert grown["arms"]["c"]["hyperparams"] == {"G-v0": {"tau": 0.3}}
 
 
+def test_full_stays_what_an_ablation_s_arms_are_compared_with(tmp_path: Path) -> None:
+    arms = [Arm(name, "td3x", "", {"E-v0": {}}) for name in ("no-delay", "full", "no-replay")]
+    study = replace(PLAN, kind="ablation", envs={"E-v0": Settings(100, 5)})
+    prepare(replace(study, arms=arms[:1]), tmp_path)
+    prepare(replace(study, arms=arms[1:]), tmp_path)
+    assert list(json.loads((tmp_path / "study.json").read_text())["arms"]) == ["full", "no-delay", "no-replay"]
+
+
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_a_kill_while_the_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     written: list[Path] = []
@@ -170,6 +178,17 @@ def test_another_study_is_refused(tmp_path: Path, changes: dict[str, Any], diffe
     with pytest.raises(ValueError, match=re.escape(difference)):
         prepare(replace(PLAN, **changes), tmp_path / "study")
     assert (tmp_path / "study/study.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["description", "a.description", "a.hyperparams"])
+def test_names_of_arms_say_nothing_of_what_may_change(tmp_path: Path, name: str) -> None:
+    for value in (0.1, 0.2):
+        changed = replace(PLAN, arms=[Arm(name, "td3x", f"{value}", {"E-v0": {"tau": value}})])
+        if value == 0.1:
+            prepare(changed, tmp_path)
+        else:
+            with pytest.raises(ValueError, match=r"hyperparams\.E-v0\.tau was 0\.1 and is 0\.2"):
+                prepare(changed, tmp_path)
 
 
 def test_folders_that_are_no_study_s(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ NO_HER = {"using_her_replay_buffer": False, "her_kwargs": {}}
 
 
 def make_manager(
-    folder: Path, defaults: dict[str, Any] | None = None, env_id: str = "Pendulum-v1", **kwargs: Any
+    folder: Path,
+    defaults: dict[str, Any] | None = None,
+    env_id: str = "Pendulum-v1",
+    manager_class: Any = ExperimentManager,
+    **kwargs: Any,
 ) -> ExperimentManager:
     """A manager as the zoo's command line makes it, by default with the package's own hyperparameters."""
     if defaults is not None:
@@ -46,7 +50,8 @@ def make_manager(
         kwargs["config"] = str(folder / "config.yml")
     options: dict[str, Any] = {"algo": "td3x", "eval_freq": -1, "seed": 1, "verbose": 0, "n_timesteps": 100}
     options.update(args=argparse.Namespace(), env_id=env_id, log_folder=str(folder / "logs"), device="cpu")
-    return ExperimentManager(**{**options, **kwargs})
+    manager: ExperimentManager = manager_class(**{**options, **kwargs})
+    return manager
 
 
 def describe(value: Any) -> Any:

@@ -31,6 +31,8 @@ _ZOO_KEYS = (
     *("n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback"),
     *("env_kwargs", "monitor_kwargs", "noise_type", "noise_std"),
 )
+# Arguments of the constructor that the zoo gives itself
+_OF_THE_ZOO = ("self", "env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model")
 # The zoo's and SB3's wrappers that repeat each action, and the argument that says how often, by default 4 times
 _REPEATING = {
     "rl_zoo3.wrappers.FrameSkip": "skip",
@@ -123,7 +125,7 @@ def zoo_algorithms() -> dict[str, type[BaseAlgorithm]]:
     return dict(ALGOS)
 
 
-def check_choice(what: str, value: str, allowed: Iterable[str]) -> str:
+def check_choice(what: str, value: Any, allowed: Iterable[str]) -> str:
     """
     :param what: what is named, for the error
     :param value: a name
@@ -132,6 +134,8 @@ def check_choice(what: str, value: str, allowed: Iterable[str]) -> str:
     :raises ValueError: it is none of them; names the closest
     """
     names = list(allowed)
+    if not isinstance(value, str):
+        raise ValueError(f"{what} {value!r} is unknown: expected text")
     if value in names:
         return value
     closest = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
@@ -211,9 +215,9 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
     :param where: where they stand, for the error
     :raises ValueError: the algorithm has none of this name, with the closest; or a number is text, as 1e-3 is in YAML
     """
-    arguments = list(inspect.signature(zoo_algorithms()[algo].__init__).parameters)
+    arguments = [it for it in inspect.signature(zoo_algorithms()[algo].__init__).parameters if it not in _OF_THE_ZOO]
     for name, value in hyperparams.items():
-        check_choice(f"{where}: the hyperparameter", name, [*arguments[1:], *_ZOO_KEYS])
+        check_choice(f"{where}: the hyperparameter", name, [*arguments, *_ZOO_KEYS])
         if isinstance(value, str) and _is_number(value):
             raise ValueError(
                 f"{where}: {name}={value!r} is not allowed, expected a number and not text: in YAML 1.0e-3, since 1e-3 "
@@ -286,7 +290,7 @@ def switched_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
     if entry.get("action_noise_decay", 1.0) != 1.0:
         removed = ("action_noise_decay", "action_noise_min_scale")
         return "no-decay", {key: value for key, value in entry.items() if key not in removed}
-    decay = round(0.5 ** (DECAY_HALVINGS / timesteps), 12)
+    decay = round(0.5 ** (DECAY_HALVINGS / max(timesteps, 1)), 12)
     return "decay", {**entry, "action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
 
 
@@ -421,6 +425,7 @@ def without_stops(arms: Sequence[Arm]) -> list[Arm]:
     :param arms: arms
     :return: those without callbacks that end a training early, each with a printed line: all runs of an env are to be
         of one length
+    :raises ValueError: there is no name of a callback
     """
     lines: dict[str, None] = {}
     kept = []
@@ -429,6 +434,11 @@ def without_stops(arms: Sequence[Arm]) -> list[Arm]:
         for env, entry in arm.hyperparams.items():
             callbacks = entry.get("callback") or []
             callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+            if not all(isinstance(item, str | dict) for item in callbacks):
+                raise ValueError(
+                    f"The arm {arm.name}: callback={entry['callback']!r} is not allowed, expected names, or "
+                    "dictionaries of names and arguments"
+                )
             # As for wrappers: a name, or a dictionary of names and arguments
             others = [item for item in callbacks if not set([item] if isinstance(item, str) else item) & set(_STOPPING)]
             if len(others) < len(callbacks):

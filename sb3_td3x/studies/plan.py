@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from sb3_td3x.files import TEMPORARY_PATTERN, atomic_write
-from sb3_td3x.studies.arms import Arm, Entry, action_repeat
+from sb3_td3x.studies.arms import FULL, Arm, Entry, action_repeat
 from sb3_td3x.studies.records import FILE_NAME, FORMAT, env_file_name, read_record, run_folder
 
 STUDY_FILE = "study.json"
@@ -268,7 +268,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any], study: Path) -> dict[str, 
     :return: both: seeds, envs and arms may be added
     :raises ValueError: anything else differs
     """
-    differences = _differences(old, new, "")
+    differences = _differences(old, new)
     if differences:
         raise ValueError(
             f"{study} holds a study with other settings, and they are not mixed: {'; '.join(differences)}. Take "
@@ -276,32 +276,34 @@ def _merged(old: dict[str, Any], new: dict[str, Any], study: Path) -> dict[str, 
         )
     merged = _union(old, new)
     assert isinstance(merged, dict)
+    if merged["kind"] == "ablation" and FULL in merged["arms"]:
+        # The others are compared with the first one
+        merged["arms"] = {FULL: merged["arms"][FULL], **merged["arms"]}
     return merged
 
 
+_Keys = tuple[str, ...]
 # Names and values below these keys may be added to
-_OPEN = ("timesteps", "evaluation.freq", "arms")
-_OPEN_LISTS = ("seeds", "envs", "gym_packages")
+_OPEN: tuple[_Keys, ...] = (("timesteps",), ("evaluation", "freq"), ("arms",))
+_OPEN_LISTS: tuple[_Keys, ...] = (("seeds",), ("envs",), ("gym_packages",))
 
 
-def _differences(old: Any, new: Any, where: str) -> list[str]:
+def _differences(old: Any, new: Any, where: _Keys = ()) -> list[str]:
     """
     :param old: a value of the study's settings
     :param new: the new one
-    :param where: its dotted name
+    :param where: the keys below which it stands
     :return: what differs, apart from what may be added
     """
-    if where in _OPEN_LISTS or where.endswith(".description"):
+    # Of an arm, whose name may be anything
+    of_arm = where[2] if len(where) == 3 and where[0] == "arms" else None
+    if where in _OPEN_LISTS or of_arm == "description":
         return []
     if isinstance(old, dict) and isinstance(new, dict):
-        is_open = where in _OPEN or where.endswith(".hyperparams")
+        is_open = where in _OPEN or of_arm == "hyperparams"
         keys = [key for key in old if key in new] if is_open else list({**old, **new})
-        return [
-            line
-            for key in keys
-            for line in _differences(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
-        ]
-    return [] if old == new else [f"{where} was {old!r} and is {new!r}"]
+        return [line for key in keys for line in _differences(old.get(key), new.get(key), (*where, str(key)))]
+    return [] if old == new else [f"{'.'.join(where)} was {old!r} and is {new!r}"]
 
 
 def _union(old: Any, new: Any) -> Any:

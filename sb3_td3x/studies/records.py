@@ -11,8 +11,8 @@ from sb3_td3x.files import atomic_write
 
 FORMAT = 1
 FILE_NAME = "run.json"
-# Folders of a study that hold no arm's runs
-RESERVED = ("failures", "hyperparams", "report", "unfinished")
+# Names in a study's folder that are not those of arms
+RESERVED = ("failures", "hyperparams", "report", "study.json", "unfinished")
 
 
 @dataclass(frozen=True)
