@@ -1,6 +1,5 @@
 """Policies of TD3X: SB3's TD3 policies with all critics computed as one batched network."""
 
-import copy
 from typing import Any
 
 import torch as th
@@ -567,14 +566,6 @@ class TD3XPolicy(TD3Policy):
         actions = super().unscale_action(scaled_action).clip(self.action_space.low, self.action_space.high)
         # Noise may be of another precision
         return actions.astype(self.action_space.dtype, copy=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Parameters and optimizers share memory with each other, of which a pickle would hold a copy for each of them
-        state = copy.deepcopy(vars(self))
-        for network in (state["_modules"]["actor"], state["_modules"]["critic"]):
-            for parameter, entry in network.optimizer.state.items():
-                network.optimizer.state[parameter] = copy_state(entry)
-        return state
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

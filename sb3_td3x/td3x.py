@@ -88,8 +88,6 @@ from sb3_td3x.validation import (
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 _NOT_TO_CHANGE_AT_LOADING = {"self", "policy", "_init_setup_model"}
-# Attributes that are found in the policy
-_OF_THE_POLICY = ("actor", "actor_target", "critic", "critic_target", "_networks", "_update_graphs", "_running_stats")
 
 # The update, as functions of tensors. b = batch size, n = number of critics, d = dimension of the action
 
@@ -648,22 +646,18 @@ class TD3X(OffPolicyAlgorithm):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
-        self._find_networks()
+        self.actor, self.actor_target = self.policy.actor, self.policy.actor_target  # type: ignore[assignment]
+        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+        self._connect_networks()
         if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
             warnings.warn(
                 "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
                 stacklevel=2,
             )
+        self._update_graphs = UpdateGraphCache()
         self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
         if self._stochastic_actor and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
-
-    def _find_networks(self) -> None:
-        """Find the networks of the policy, and all that is derived from them."""
-        self.actor, self.actor_target = self.policy.actor, self.policy.actor_target  # type: ignore[assignment]
-        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
-        self._connect_networks()
-        self._update_graphs = UpdateGraphCache()
 
     def _connect_networks(self) -> None:
         """Find what the updates work on."""
@@ -753,12 +747,13 @@ class TD3X(OffPolicyAlgorithm):
     # Saving and loading
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of the networks the policy alone: what is derived from it cannot be pickled
-        return {name: value for name, value in vars(self).items() if name not in _OF_THE_POLICY}
+        # What is derived from the networks cannot be pickled
+        return {name: value for name, value in vars(self).items() if name not in ("_networks", "_update_graphs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._find_networks()
+        self._connect_networks()
+        self._update_graphs = UpdateGraphCache()
 
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
@@ -934,7 +929,13 @@ class TD3X(OffPolicyAlgorithm):
         return [
             *super()._excluded_save_params(),
             # Networks: saved as state dictionaries
-            *_OF_THE_POLICY,
+            "actor",
+            "actor_target",
+            "critic",
+            "critic_target",
+            "_networks",
+            "_update_graphs",
+            "_running_stats",
             "_stochastic_actor",
             # Rebuilt from the arguments
             "lr_schedule",

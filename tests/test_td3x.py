@@ -781,22 +781,12 @@ def test_agent_is_pickled(kwargs: dict[str, Any], dump: Any) -> None:
     """As Ray, joblib and processes do."""
     model = make(**kwargs).learn(20)
     copy = pickle.loads(dump(model))
-    assert copy.actor is copy.policy.actor
-    assert copy.critic_target is copy.policy.critic_target
     assert_same_weights(model, copy)
     # Both draw from the same global generators
     for agent in (model, copy):
         agent.set_random_seed(1)
         agent.learn(10)
     assert_same_weights(model, copy)
-
-
-def test_pickle_is_no_larger_than_sb3_s() -> None:
-    own, sb3 = (cls("MlpPolicy", CountingEnv(), **tiny(policy_kwargs=None)).learn(10) for cls in (TD3X, TD3))
-    assert len(pickle.dumps(own)) < 1.1 * len(pickle.dumps(sb3))
-    # It is not what the agent itself works on that was changed
-    own.learn(10, reset_num_timesteps=False)
-    assert len(pickle.dumps(own.policy)) < 1.1 * len(pickle.dumps(sb3.policy))
 
 
 def test_predict() -> None:
