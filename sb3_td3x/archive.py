@@ -130,10 +130,11 @@ def attributes_to_save(model: Any, exclude: Iterable[str] | None, include: Itera
     :param include: names of attributes to save that are not by default
     :return: the attributes that SB3's ``save`` would save, without methods
     """
-    if _REPLAY_BUFFER in (include or ()):
+    included = {*(include or ())}
+    if _REPLAY_BUFFER in included:
         raise ValueError(f"include={include!r} is not allowed, expected no {_REPLAY_BUFFER}: use save_replay_buffer")
     state_dicts, variables = model._get_torch_save_params()
-    excluded = ({*(exclude or ())} | {*model._excluded_save_params()}) - {*(include or ())}
+    excluded = ({*(exclude or ())} | {*model._excluded_save_params()}) - included
     excluded |= {name.split(".")[0] for name in (*state_dicts, *variables)}
     return {
         name: value
@@ -241,8 +242,11 @@ def _read_data(archive: CheckedZip, trusted: bool) -> dict[str, Any]:
     :return: its attributes as they are written
     """
     name = archive.name
-    text = archive.read("data", None if trusted else MAX_DATA_SIZE) if "data" in archive.members else b"{}"
-    data = (JsonReader(name, len(text)) if trusted else JsonReader(name)).read(text)
+    try:
+        text = archive.read("data", None if trusted else MAX_DATA_SIZE) if "data" in archive.members else b"{}"
+        data = (JsonReader(name, len(text)) if trusted else JsonReader(name)).read(text)
+    except FileRefused as error:
+        raise FileRefused(f"{error}; TD3X.load takes it with trusted=True if you trust its author") from None
     if not isinstance(data, dict) or "policy_class" not in data:
         raise FileRefused(f"{name} is a zip file but no agent saved by Stable-Baselines3")
     absent = [key for key in _HYPERPARAMETERS if key not in data]

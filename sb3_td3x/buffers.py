@@ -332,7 +332,9 @@ def check_replay_buffer_arguments(model: "TD3X") -> None:
             f"replay_buffer_kwargs={model.replay_buffer_kwargs!r} is not allowed, expected a dictionary or None"
         )
     if buffer_class is None:
-        check_known("ReplayBuffer", model.replay_buffer_kwargs, {_HANDLE_TIMEOUTS})
+        # SB3 writes the latter two into the user's own dictionary
+        known = {_HANDLE_TIMEOUTS, *(("n_steps", "gamma") if model.n_steps > 1 else ())}
+        check_known("ReplayBuffer", model.replay_buffer_kwargs, known)
     check_bool(_HANDLE_TIMEOUTS, model.replay_buffer_kwargs.get(_HANDLE_TIMEOUTS, True))
     has_dict_obs = isinstance(model.observation_space, spaces.Dict)
     if model.optimize_memory_usage and has_dict_obs:

@@ -59,15 +59,8 @@ _MODEL = "model.zip"
 _STATE = "state.json"
 _BOOKKEEPING = "replay_buffer.npz"
 
-# Arguments of the agent that decide on it
-_REPLAY_BUFFER_ARGUMENTS = {
-    "buffer_size",
-    "replay_buffer_class",
-    "replay_buffer_kwargs",
-    "optimize_memory_usage",
-    "n_steps",
-    "gamma",
-}
+# Arguments of the agent that decide on what is stored in it
+_REPLAY_BUFFER_ARGUMENTS = {"buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
 
 
 @dataclass
@@ -207,6 +200,8 @@ class ResumableCheckpoint(BaseCallback):
         # The first checkpoint writes the whole replay buffer, which may have changed since it was written last
         self._boundary = self._here(chain=None)
         self._active = True
+        # A new one: since the last training somebody may have put the handlers in another order
+        self._termination = TerminationRequest()
         self._termination.install()
 
     def _go_on(self, resumed: Resumed) -> None:
@@ -450,9 +445,12 @@ def _empty_replay_buffer(
     :return: an empty one like it
     :raises ValueError: the arguments ask for another one, or there is another number of envs
     """
-    # Older checkpoints say but these, of the one that the agent makes by itself
-    is_own = "handle_timeout_termination" not in saved or kwargs.keys() & _REPLAY_BUFFER_ARGUMENTS
-    if not is_own and saved["n_envs"] == model.n_envs:
+    # What is stored are single steps, which are summed when they are drawn
+    saved = {**saved, **{name: getattr(model, name) for name in ("n_steps", "gamma") if name in saved}}
+    # Older checkpoints name class, size and number of envs alone: they have what the agent makes by itself
+    is_whole = "handle_timeout_termination" in saved
+    asks_for_another = bool(kwargs.keys() & _REPLAY_BUFFER_ARGUMENTS) or saved["n_envs"] != model.n_envs
+    if is_whole and not asks_for_another:
         return make_described_replay_buffer(saved, model, str(checkpoint.path))
     replay_buffer = model.replay_buffer
     described = describe_replay_buffer(replay_buffer)

@@ -283,12 +283,12 @@ def _join_critics(
     assert isinstance(module, CriticEnsemble)
     for name, parameter in module.layers.named_parameters():
         keys = [f"{prefix}qf{critic}.{name}" for critic in range(module.n_critics)]
-        absent = [key for key in keys if key not in state_dict]
-        if len(absent) < len(keys):
-            missing_keys += absent
-            own = parameter.detach().unbind()
-            given = [state_dict.pop(key, value) for key, value in zip(keys, own, strict=True)]
-            state_dict[f"{prefix}layers.{name}"] = th.stack([value.to(parameter.device) for value in given])
+        given = {key: state_dict.pop(key) for key in keys if key in state_dict}
+        if given:
+            missing_keys += [key for key in keys if key not in given]
+            device = next(iter(given.values())).device
+            of_all = [given[key] if key in given else own.to(device) for key, own in zip(keys, parameter, strict=True)]
+            state_dict[f"{prefix}layers.{name}"] = th.stack(of_all).detach()
 
 
 def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:

@@ -552,14 +552,15 @@ class TD3X(OffPolicyAlgorithm):
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         """
         As in SB3; notes how many env timesteps were taken. If it is broken off, by an error or a callback, the step
-        before is not stored, and so the next ``learn`` begins with new episodes.
+        before is not stored, and so the next ``learn`` begins with new episodes. With a replay buffer of a user's own,
+        whose open episodes cannot be ended, it goes on, as in SB3.
         """
         is_whole = False
         try:
             rollout = super().collect_rollouts(*args, **kwargs)
             is_whole = rollout.continue_training
         finally:
-            if not is_whole:
+            if not is_whole and type(self._replay_buffer) in KNOWN_CLASSES:
                 self._last_obs = None
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout
@@ -752,8 +753,9 @@ class TD3X(OffPolicyAlgorithm):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._connect_networks()
-        self._update_graphs = UpdateGraphCache()
+        if "policy" in state:
+            self._connect_networks()
+            self._update_graphs = UpdateGraphCache()
 
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
@@ -845,7 +847,7 @@ class TD3X(OffPolicyAlgorithm):
         variables = params.pop(VARIABLES, None) or {}
         model.set_parameters(params, exact_match=True, device=device)
         for name in model._get_torch_save_params()[1]:
-            if name in variables:
+            if variables.get(name) is not None:
                 recursive_setattr(model, f"{name}.data", variables[name].data)
         if "reward_shaping" in kwargs:
             model._setup_shaping()

@@ -57,14 +57,11 @@ def describe_state(content: bytes, name: str) -> Any:
     """
     with refusing(name):
         archive = CheckedZip(io.BytesIO(content), name, folders=True)
-        # PyTorch reads what it finds at the start, and names without regard to case
-        is_first = content.startswith(b"PK\3\4") and min(it.header_offset for it in archive.members.values()) == 0
-        if not is_first or len({member.lower() for member in archive.members}) < len(archive.members):
-            raise FileRefused(f"{name} is no zip file that PyTorch writes")
         if any(info.file_size != info.compress_size for info in archive.members.values()):
             raise FileRefused(f"{name} has compressed tensors, which PyTorch does not write")
-        (pickle_member,) = (member for member in archive.members if member.endswith("/data.pkl"))
-        folder = pickle_member.removesuffix("data.pkl")
+        (pickle_member,) = (member for member in archive.members if member.lower().endswith("/data.pkl"))
+        folder = pickle_member[: -len("data.pkl")]
+        _check_is_pytorch_s(content, archive, folder)
         state = read_pickle(io.BytesIO(archive.read(pickle_member, _MAX_PICKLE_SIZE)), name, _ALLOWED)
         sizes = {
             member.removeprefix(f"{folder}data/"): info.file_size
@@ -72,6 +69,29 @@ def describe_state(content: bytes, name: str) -> Any:
             if member.startswith(f"{folder}data/")
         }
         return _StateReader(sizes, name).describe(state, 0)
+
+
+def _check_is_pytorch_s(content: bytes, archive: CheckedZip, folder: str) -> None:
+    """
+    PyTorch reads zip files in its own way: from the start, without regard to the case of names, and by offsets that
+    Python does not look at.
+
+    :param content: a zip file
+    :param archive: the same
+    :param folder: where its members should lie
+    :raises FileRefused: it is none that PyTorch writes, and PyTorch may read something else than Python
+    """
+    locator = content[-42:-22]
+    is_one_file = (
+        content.startswith(b"PK\3\4")
+        and content[-22:-18] == b"PK\5\6"
+        and min(member.header_offset for member in archive.members.values()) == 0
+        # Of the zip64 format, whose end stands right before it
+        and (locator[:4] != b"PK\6\7" or int.from_bytes(locator[8:16], "little") == len(content) - 98)
+    )
+    is_one_folder = folder.count("/") == 1 and all(member.startswith(folder) for member in archive.members)
+    if not (is_one_file and is_one_folder and len({it.lower() for it in archive.members}) == len(archive.members)):
+        raise FileRefused(f"{archive.name} is no zip file that PyTorch writes")
 
 
 def load_state(content: bytes, device: th.device | str, name: str, description: Any) -> Any:

@@ -278,7 +278,7 @@ def test_large_attributes_need_trust(note: Any) -> None:
     model.note = note  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="will load with trusted=True only: its attributes are large"):
         model.save(file)
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match=r"too large.*TD3X\.load takes it with trusted=True"):
         TD3X.load(io.BytesIO(file.getvalue()))
     loaded = TD3X.load(io.BytesIO(file.getvalue()), trusted=True)
     np.testing.assert_array_equal(loaded.note, note)  # type: ignore[attr-defined]
@@ -302,6 +302,11 @@ def test_tensors_of_a_subclass_come_back() -> None:
     model.save(file)
     loaded = WithTemperature.load(io.BytesIO(file.getvalue()))
     assert loaded.log_alpha.tolist() == [7]
+    # One that is not there yet
+    model.log_alpha = None  # type: ignore[assignment]
+    no_value = io.BytesIO()
+    model.save(no_value)
+    assert WithTemperature.load(io.BytesIO(no_value.getvalue())).log_alpha.tolist() == [0]
     # Of a class that has none
     assert not hasattr(TD3X.load(io.BytesIO(file.getvalue())), "log_alpha")
     loaded.set_parameters(io.BytesIO(file.getvalue()))
@@ -639,27 +644,63 @@ def test_state_that_takes_long_to_read_is_refused(good: bytes, tmp_path: pathlib
             assert time.process_time() - start < 8
 
 
-def test_state_is_described_as_pytorch_reads_it() -> None:
-    small, large = hostile.torch_file({"a": th.zeros(3)}), io.BytesIO()
-    th.save({"b": th.zeros(1000)}, large, _use_new_zipfile_serialization=False)
-    versions = th.nn.Linear(1, 1).state_dict()
-    versions._metadata = hostile.ReshapedTensor((2**10, 2**10), (0, 0))  # type: ignore[attr-defined]
-    members = hostile.members_of(small)
-    (name,) = (member for member in members if member.endswith("data.pkl"))
-    other = hostile.torch_pickle({"b": hostile.HugeTensor((4,), (1,))})
-    for content in (
-        hostile.torch_with_pickle(
-            hostile.torch_file({"a": th.zeros(4)}),
-            hostile.torch_pickle({"a": hostile.ReshapedTensor((2**10, 2**10), (0, 0))}),
-        ),
-        hostile.torch_file(versions),
-        large.getvalue() + small,
-        hostile.plain_zip({**members, name.replace("data.pkl", "DATA.PKL"): other}),
-    ):
-        with pytest.raises(FileRefused, match=r"more to it than PyTorch writes|no zip file that PyTorch writes"):
-            describe_state(content, "it")
-    with pytest.raises(FileRefused, match="holds other tensors than it says"):
-        load_state(small, "cpu", "it", {"a": TensorInfo((4,), th.float32)})
+def reshaped_in_a_state() -> bytes:
+    pickled = hostile.torch_pickle({"a": hostile.ReshapedTensor((2**10, 2**10), (0, 0))})
+    return hostile.torch_with_pickle(hostile.torch_file({"a": th.zeros(4)}), pickled)
+
+
+def reshaped_in_versions() -> bytes:
+    state = th.nn.Linear(1, 1).state_dict()
+    state._metadata = hostile.ReshapedTensor((2**10, 2**10), (0, 0))  # type: ignore[attr-defined]
+    return hostile.torch_file(state)
+
+
+def old_format_before_it() -> bytes:
+    old = io.BytesIO()
+    th.save({"b": th.zeros(1000)}, old, _use_new_zipfile_serialization=False)
+    return old.getvalue() + hostile.torch_file({"a": th.zeros(3)})
+
+
+def another_pickle(name: str) -> bytes:
+    members = hostile.members_of(hostile.torch_file({"a": th.zeros(3)}))
+    folder = next(iter(members)).partition("/")[0]
+    return hostile.plain_zip({**members, f"{folder}/{name}": hostile.torch_pickle({"b": 1})})
+
+
+def another_directory() -> bytes:
+    """Python 3.11 looks for it where it should stand, PyTorch where it is said to."""
+    content = bytearray(hostile.torch_file({"a": th.zeros(3)}))
+    assert content[-42:-38] == b"PK\6\7"
+    content[-34:-26] = (7).to_bytes(8, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (reshaped_in_a_state(), "more to it than PyTorch writes"),
+        (reshaped_in_versions(), "more to it than PyTorch writes"),
+        (old_format_before_it(), "no zip file that PyTorch writes"),
+        (another_pickle("DATA.PKL"), "damaged"),
+        (another_pickle("x/DATA.pkl"), "damaged"),
+        (another_pickle("DATA/0"), "no zip file that PyTorch writes"),
+        (another_pickle("../x"), "has a path for a name"),
+        (another_directory(), "no zip file that PyTorch writes|damaged"),
+    ],
+    ids=["state", "versions", "old format", "case", "folder", "memory", "outside", "directory"],
+)
+def test_state_is_described_as_pytorch_reads_it(content: bytes, reason: str) -> None:
+    with pytest.raises(FileRefused, match=reason):
+        describe_state(content, "it")
+
+
+def test_state_that_is_not_what_was_described() -> None:
+    content = hostile.torch_file({"a": th.zeros(3), 5: [1, (2.0,)]})
+    description = describe_state(content, "it")
+    assert load_state(content, "cpu", "it", description)["a"].tolist() == [0, 0, 0]
+    for other in ({"a": TensorInfo((4,), th.float32)}, {"a": TensorInfo((3,), th.float64)}, {5: [1, (2,)]}, {5: [1]}):
+        with pytest.raises(FileRefused, match="holds other tensors than it says"):
+            load_state(content, "cpu", "it", {**description, **other})
 
 
 @pytest.mark.parametrize("metadata", [5, {}, "text"])

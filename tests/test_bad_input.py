@@ -111,6 +111,10 @@ def test_arguments_of_replay_buffers_are_checked() -> None:
             make(replay_buffer_kwargs={"handle_timeout_termination": value})
     with pytest.raises(ValueError, match=r"handle_timeouts is no argument of ReplayBuffer.*did you mean handle_time"):
         make(replay_buffer_kwargs={"handle_timeouts": True})
+    # SB3 writes into the user's dictionary
+    own = {"handle_timeout_termination": True}
+    TD3("MlpPolicy", CountingEnv(), **tiny(n_steps=3, replay_buffer_kwargs=own))
+    make(n_steps=3, replay_buffer_kwargs=own)
 
 
 @pytest.mark.parametrize("policy", [None, 5, []])

@@ -668,8 +668,14 @@ class TestSignals:
         own = lambda signum, frame: calls.append(signum)  # noqa: E731
         try:
             install = At(5, lambda: signal.signal(signal.SIGTERM, own))
-            TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(10, [install, ResumableCheckpoint(tmp_path)])
+            checkpoint = ResumableCheckpoint(tmp_path, 100, verbose=0)
+            model = TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(10, [install, checkpoint])
             assert signal.getsignal(signal.SIGTERM) is own
+            # In the next training it comes second again
+            terminate = At(15, lambda: signal.raise_signal(signal.SIGTERM))
+            seen = At(16, lambda: calls.append(timesteps(tmp_path)))
+            model.learn(10, [terminate, seen, checkpoint], reset_num_timesteps=False)
+            assert calls == [signal.SIGTERM, 14]
         finally:
             signal.signal(signal.SIGTERM, before)
 
@@ -962,6 +968,16 @@ def test_replay_buffer_that_the_agent_was_given(given: str, tmp_path: Path) -> N
     np.testing.assert_equal(contents(resumed.replay_buffer), contents(model.replay_buffer))
     resumed.learn(10, ResumableCheckpoint(tmp_path / "run", 10, verbose=0), reset_num_timesteps=False)
     assert timesteps(tmp_path / "run") == 30
+
+
+def test_returns_may_be_of_another_number_of_steps(tmp_path: Path) -> None:
+    """Their parts are stored, not the sums."""
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(n_steps=3))
+    model.learn(20, ResumableCheckpoint(tmp_path, 10, verbose=0))
+    resumed = TD3X.resume(tmp_path, counting_vec_env(1), device="cpu", n_steps=5, gamma=0.9)
+    assert isinstance(resumed.replay_buffer, NStepReplayBuffer)
+    assert (resumed.replay_buffer.n_steps, resumed.replay_buffer.gamma) == (5, 0.9)
+    np.testing.assert_array_equal(resumed.replay_buffer.rewards, model.replay_buffer.rewards)
 
 
 def test_checkpoint_that_says_less_of_its_replay_buffer(run_folder: Path) -> None:

@@ -27,6 +27,7 @@ from stable_baselines3.common.utils import LinearSchedule, configure_logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from sb3_td3x import TD3X
+from sb3_td3x.policies import TD3XPolicy
 from sb3_td3x.shaping import FallPenalty, RewardScale, ShapingBatch
 
 
@@ -813,6 +814,16 @@ def test_parameters_of_one_critic_only_if_the_match_need_not_be_exact() -> None:
         make(seed=2).set_parameters({**source.get_parameters(), "policy": first})
     model.set_parameters({"policy": first}, exact_match=False)
     assert_same({**second, **first}, {key: model.policy.state_dict()[key] for key in {**second, **first}})
+
+
+def test_parameters_of_a_policy_without_memory() -> None:
+    source = make(seed=1)
+    with th.device("meta"):
+        policy: Any = type("Meta", (TD3XPolicy,), {"device": th.device("meta")})(
+            source.observation_space, source.action_space, lambda _: 0.0, net_arch=[8]
+        )
+    policy.load_state_dict(source.policy.state_dict(), assign=True)
+    assert {parameter.device.type for parameter in policy.parameters()} == {"cpu"}
 
 
 def test_set_parameters_leaves_the_given_dictionary_alone() -> None:

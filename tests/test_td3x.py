@@ -1,6 +1,7 @@
 """What a user of SB3 does with an algorithm must work with TD3X: training, callbacks, logs, envs, buffers, policies."""
 
 import contextlib
+import copy
 import io
 import math
 import multiprocessing
@@ -34,7 +35,7 @@ from stable_baselines3.common.envs import BitFlippingEnv, FakeImageEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
 from stable_baselines3.td3 import policies as sb3_policies
@@ -218,6 +219,19 @@ def test_training_that_was_broken_off_goes_on_with_new_episodes(kwargs: dict[str
     assert (buffer.observations[:13, 0, 0] == buffer.next_observations[:13, 0, 0]).all()
     assert np.flatnonzero(buffer.dones[:13, 0]).tolist() == [4, 6, 11]
     assert np.flatnonzero(buffer.timeouts[:13, 0]).tolist() == [6]
+
+
+class OwnBuffer(NStepReplayBuffer):
+    """A user's own."""
+
+
+def test_training_with_the_user_s_own_buffer_goes_on_as_in_sb3() -> None:
+    """Nothing is known of it by which its open episodes could be ended."""
+    kwargs = {"replay_buffer_class": OwnBuffer, "replay_buffer_kwargs": {"n_steps": 2}}
+    model = (
+        make(CountingEnv([Episode(50, True)]), **kwargs).learn(20, Lost("stopped")).learn(6, reset_num_timesteps=False)
+    )
+    assert set(model.replay_buffer.observations[:13, 0, 0]) == {0}
 
 
 @pytest.mark.lowest_sb3
@@ -780,13 +794,33 @@ def test_policy_alone_is_pickled_and_saved(policy_kwargs: dict[str, Any], tmp_pa
 def test_agent_is_pickled(kwargs: dict[str, Any], dump: Any) -> None:
     """As Ray, joblib and processes do."""
     model = make(**kwargs).learn(20)
-    copy = pickle.loads(dump(model))
-    assert_same_weights(model, copy)
+    pickled = pickle.loads(dump(model))
+    assert pickled.actor is pickled.policy.actor
+    assert pickled.critic_target is pickled.policy.critic_target
+    assert_same_weights(model, pickled)
     # Both draw from the same global generators
-    for agent in (model, copy):
+    for agent in (model, pickled):
         agent.set_random_seed(1)
         agent.learn(10)
-    assert_same_weights(model, copy)
+    assert_same_weights(model, pickled)
+
+
+def test_agent_without_networks_is_copied() -> None:
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(), _init_setup_model=False)
+    assert copy.deepcopy(model).learning_rate == model.learning_rate
+
+
+class Remembering(FlattenExtractor):
+    """Keeps what it computed last, which cannot be copied."""
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        self.last = super().forward(observations) * nn.Parameter(th.ones(1))
+        return self.last
+
+
+def test_agent_with_what_cannot_be_copied_is_pickled() -> None:
+    model = make(policy_kwargs={"net_arch": [8], "features_extractor_class": Remembering}).learn(20)
+    assert_same_weights(model, pickle.loads(pickle.dumps(model)))
 
 
 def test_predict() -> None:
