@@ -264,9 +264,9 @@ def readers(folder: pathlib.Path) -> dict[str, Callable[[bytes], Any]]:
             from_pickle(read_pickle(io.BytesIO(content), "The file", PICKLE_PATHS))
 
     def read_state(content: bytes) -> None:
-        describe_state(content, "The file")
+        description = describe_state(content, "The file")
         if len(content) % 4 == 0:
-            load_state(content, "cpu", "The file")
+            load_state(content, "cpu", "The file", description)
 
     return {
         "attributes": read_agent_attributes,
