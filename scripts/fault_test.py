@@ -135,7 +135,10 @@ def make_envs(fault: str, at: int) -> VecEnv:
     :param at: when
     :return: two envs
     """
-    functions = [lambda: Monitor(FaultyEnv("none", 0)), lambda: Monitor(FaultyEnv(fault, at))]
+    functions: list[Callable[[], gym.Env]] = [
+        lambda: Monitor(FaultyEnv("none", 0)),
+        lambda: Monitor(FaultyEnv(fault, at)),
+    ]
     return SubprocVecEnv(functions, "fork") if fault.startswith("process") else DummyVecEnv(functions)
 
 

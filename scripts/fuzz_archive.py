@@ -98,7 +98,8 @@ def seeds(rng: random.Random) -> dict[str, list[bytes]]:
         "seed": rng.randrange(1000),
         "action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)),
     }
-    agents, replay_buffers = [], []
+    agents: list[bytes] = []
+    replay_buffers: list[bytes] = []
     for cls in (TD3X, TD3):
         model = cls("MlpPolicy", Space(), **kwargs).learn(10)
         for save, files in ((model.save, agents), (model.save_replay_buffer, replay_buffers)):

@@ -7,6 +7,7 @@ checkpoint. Exact runs must end with the parameters of the run that was never ki
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import itertools
 import multiprocessing
@@ -17,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -82,7 +84,7 @@ def make_envs(setting: Setting, folder: Path) -> VecEnv:
         path = folder / f"{rank}.monitor.csv"
         return Monitor(gym.make("Pendulum-v1"), str(path), override_existing=not path.exists())
 
-    functions = [lambda rank=rank: make_env(rank) for rank in range(setting.n_envs)]
+    functions: list[Callable[[], gym.Env]] = [functools.partial(make_env, rank) for rank in range(setting.n_envs)]
     envs = SubprocVecEnv(functions, "fork") if setting.in_processes else DummyVecEnv(functions)
     return VecNormalize(envs)
 
@@ -173,6 +175,7 @@ def run_until_killed(
         process.kill()
         # After a fork the processes of SB3's envs hold each other's pipes open, and would stay
         process.join()
+        assert process.pid is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     read_until(None)
