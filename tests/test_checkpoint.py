@@ -665,7 +665,10 @@ class TestSignals:
     def test_handler_of_a_callback_stays(self, tmp_path: Path) -> None:
         calls: list[int] = []
         before = signal.getsignal(signal.SIGTERM)
-        own = lambda signum, frame: calls.append(signum)  # noqa: E731
+
+        def own(signum: int, frame: Any) -> None:
+            calls.append(signum)
+
         try:
             install = At(5, lambda: signal.signal(signal.SIGTERM, own))
             checkpoint = ResumableCheckpoint(tmp_path, 100, verbose=0)

@@ -813,8 +813,12 @@ def test_agent_without_networks_is_copied() -> None:
 class Remembering(FlattenExtractor):
     """Keeps what it computed last, which cannot be copied."""
 
+    def __init__(self, observation_space: spaces.Space) -> None:
+        super().__init__(observation_space)
+        self.scale = nn.Parameter(th.ones(1))
+
     def forward(self, observations: th.Tensor) -> th.Tensor:
-        self.last = super().forward(observations) * nn.Parameter(th.ones(1))
+        self.last = super().forward(observations) * self.scale
         return self.last
 
 
