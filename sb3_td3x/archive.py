@@ -64,7 +64,6 @@ REBUILT = frozenset(
     {
         *("policy", "actor", "actor_target", "critic", "critic_target", "_networks", "_params", "_running_stats"),
         *("device", "env", "_vec_normalize_env", "_logger", "_custom_logger", "_replay_buffer", _REPLAY_BUFFER),
-        "_stochastic_actor",
         *("lr_schedule", "qf_lr_schedule", "_shaping", "_shaping_source", "_untrusted_reward_shaping", "_resumed"),
         *("actor_batch_norm_stats", "actor_batch_norm_stats_target"),
         *("critic_batch_norm_stats", "critic_batch_norm_stats_target"),

@@ -496,6 +496,7 @@ def guarded_training(model: "TD3X", callback: MaybeCallback) -> Iterator[None]:
     callbacks = callback if isinstance(callback, list) else [callback] if isinstance(callback, BaseCallback) else []
     found = [child for entry in callbacks for child in run_state.all_callbacks(entry)]
     checkpoints = [child for child in found if isinstance(child, ResumableCheckpoint)]
+    _check_folders(checkpoints)
     workers: list[str] = []
     try:
         workers = describe_workers(model.env)
@@ -516,6 +517,20 @@ def guarded_training(model: "TD3X", callback: MaybeCallback) -> Iterator[None]:
     finally:
         for checkpoint in checkpoints:
             checkpoint.on_leaving()
+
+
+def _check_folders(checkpoints: list[ResumableCheckpoint]) -> None:
+    """
+    :param checkpoints: the callbacks of a training
+    :raises ValueError: two of them have the same folder, where each would delete what the other writes
+    """
+    folders = [checkpoint.save_path.resolve() for checkpoint in checkpoints if checkpoint.save_path is not None]
+    for idx, folder in enumerate(folders):
+        if folder in folders[:idx]:
+            raise ValueError(
+                f"save_path='{folder}' is not allowed for two ResumableCheckpoint of one training, "
+                "expected a folder for each"
+            )
 
 
 def parameters_are_finite(model: "TD3X") -> bool:

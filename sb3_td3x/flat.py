@@ -5,9 +5,23 @@ from collections.abc import Iterable
 import torch as th
 from torch import nn
 from torch.optim.adam import adam
+from torch.utils.dlpack import from_dlpack
 
 # In numbers: each parameter begins on a cache line, as if it had memory of its own
 _ALIGNMENT = 16
+
+
+def own_storage(view: th.Tensor) -> th.Tensor:
+    """
+    Return the same tensor on a storage that holds nothing else: a pickle of a tensor contains its whole storage.
+
+    :param view: a contiguous part of a tensor, without gradient
+    :return: the same numbers at the same address; on devices other than CPUs and CUDA's, ``view`` itself
+    """
+    if view.device.type not in ("cpu", "cuda"):
+        return view
+    alone: th.Tensor = from_dlpack(view)
+    return alone
 
 
 class FlatParameters:
@@ -38,7 +52,7 @@ class FlatParameters:
         views = []
         start = 0
         for parameter in self.parameters:
-            views.append(flat[start : start + parameter.numel()].view(parameter.shape))
+            views.append(own_storage(flat[start : start + parameter.numel()].view(parameter.shape)))
             start += _padded(parameter.numel())
         return views
 

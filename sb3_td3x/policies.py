@@ -20,6 +20,7 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
+from sb3_td3x.flat import own_storage
 from sb3_td3x.validation import check_bool, check_integer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -258,7 +259,9 @@ def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], pre
     stacked = {name: state_dict.pop(f"{prefix}layers.{name}") for name, _ in module.layers.named_parameters()}
     for critic in range(module.n_critics):
         for name, tensor in stacked.items():
-            state_dict[f"{prefix}qf{critic}.{name}"] = tensor[critic]
+            part = tensor[critic]
+            # With `keep_vars=True` it is a part of the graph
+            state_dict[f"{prefix}qf{critic}.{name}"] = part if part.requires_grad else own_storage(part)
 
 
 def _join_critics(

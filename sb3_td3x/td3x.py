@@ -180,6 +180,29 @@ def soft_update(params: list[th.Tensor], target_params: list[th.Tensor], tau: fl
         th._foreach_lerp_(target_params, params, tau)
 
 
+def _is_stochastic(policy: BasePolicy) -> bool:
+    """
+    :param policy: a policy, maybe of a class of the user's own
+    :return: whether it explores by itself, without noise
+    """
+    return bool(getattr(policy, "stochastic_actor", False))
+
+
+class _PolicyNetwork:
+    """A network of the agent's present policy, under the name that it has there."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, model: "TD3X | None", owner: type) -> Any:
+        if model is None:
+            return self
+        return getattr(model.policy, self.name)
+
+    def __set__(self, model: "TD3X", network: th.nn.Module) -> None:
+        setattr(model.policy, self.name, network)
+
+
 class TD3X(OffPolicyAlgorithm):
     """
     Twin Delayed DDPG (TD3)
@@ -252,10 +275,10 @@ class TD3X(OffPolicyAlgorithm):
     action_space: spaces.Box
     _networks: AutogradNetworks | MlpNetworks
     _replay_buffer: ReplayBuffer | None
-    actor: Actor
-    actor_target: Actor
-    critic: CriticEnsemble | SeparateCritics
-    critic_target: CriticEnsemble | SeparateCritics
+    actor: Actor = _PolicyNetwork()  # type: ignore[assignment]
+    actor_target: Actor = _PolicyNetwork()  # type: ignore[assignment]
+    critic: CriticEnsemble | SeparateCritics = _PolicyNetwork()  # type: ignore[assignment]
+    critic_target: CriticEnsemble | SeparateCritics = _PolicyNetwork()  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -416,8 +439,8 @@ class TD3X(OffPolicyAlgorithm):
         return metrics
 
     def _refresh_networks(self) -> None:
-        """Follow changes to the policy from outside, such as frozen parameters or replaced layers."""
-        if not self._networks.is_current():
+        """Follow changes from outside: another policy, replaced layers, frozen or replaced parameters."""
+        if self._networks.policy is not self.policy or not self._networks.is_current():
             self._connect_networks()
 
     def _update_learning_rates(self) -> None:
@@ -426,7 +449,7 @@ class TD3X(OffPolicyAlgorithm):
         progress_remaining = max(self._current_progress_remaining, 0.0)
         for name, schedule, network in (
             ("learning_rate", self.lr_schedule, self.actor),
-            ("qf_learning_rate", self.qf_lr_schedule, self.critic),
+            ("qf_learning_rate", self.qf_lr_schedule or self.lr_schedule, self.critic),
         ):
             learning_rate = learning_rate_at(name, schedule, progress_remaining)
             update_learning_rate(network.optimizer, learning_rate)
@@ -487,12 +510,14 @@ class TD3X(OffPolicyAlgorithm):
             scaled_actions = self.policy.scale_action(actions)
         else:
             assert self._last_obs is not None, "self._last_obs was not set"
+            # A callback may have changed the policy since the last updates
+            self._refresh_networks()
             # A subclass's own `predict` acts in the rollout too, as in SB3
             if getattr(self.predict, "__func__", None) is OffPolicyAlgorithm.predict:
                 scaled_actions = self._networks.scaled_actions(self._last_obs)
             else:
                 scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
-        if action_noise is not None and not self._stochastic_actor:
+        if action_noise is not None and not _is_stochastic(self.policy):
             scaled_actions = np.clip(scaled_actions + self.action_noise_scale * action_noise(), -1, 1)
         check_finite("action", scaled_actions, self.num_timesteps)
         if not warm_up:
@@ -624,8 +649,6 @@ class TD3X(OffPolicyAlgorithm):
         if self._shaping is not None and self._shaping.changes_terminations:
             # A replay buffer may have been loaded since
             check_terminations_can_be_stored(self, self._shaping)
-        # For the first rollout; before all others it was done for the updates
-        self._refresh_networks()
         if (reset_num_timesteps or self._last_obs is None) and type(self._replay_buffer) in KNOWN_CLASSES:
             end_open_episodes(self.replay_buffer)
         total_timesteps, callback = super()._setup_learn(
@@ -647,8 +670,7 @@ class TD3X(OffPolicyAlgorithm):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
-        self.actor, self.actor_target = self.policy.actor, self.policy.actor_target  # type: ignore[assignment]
-        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+        self._create_aliases()
         self._connect_networks()
         if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
             warnings.warn(
@@ -656,12 +678,14 @@ class TD3X(OffPolicyAlgorithm):
                 stacklevel=2,
             )
         self._update_graphs = UpdateGraphCache()
-        self._stochastic_actor = getattr(self.policy, "stochastic_actor", False)
-        if self._stochastic_actor and self.action_noise is not None:
+        if _is_stochastic(self.policy) and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
 
+    def _create_aliases(self) -> None:
+        """As in SB3, for those who replace the policy: the networks are those of ``self.policy`` at any time."""
+
     def _connect_networks(self) -> None:
-        """Find what the updates work on."""
+        """Find what the updates and the rollouts work on."""
         networks: dict[str, th.nn.Module] = {
             "actor": self.actor,
             "actor_target": self.actor_target,
@@ -675,7 +699,7 @@ class TD3X(OffPolicyAlgorithm):
     def _setup_lr_schedule(self) -> None:
         """Turn numbers and strings into schedules."""
         self.lr_schedule = make_schedule("learning_rate", self.learning_rate)
-        self.qf_lr_schedule = self.lr_schedule
+        self.qf_lr_schedule: Schedule | None = None
         if self.qf_learning_rate is not None:
             self.qf_lr_schedule = make_schedule("qf_learning_rate", self.qf_learning_rate)
 
@@ -930,15 +954,9 @@ class TD3X(OffPolicyAlgorithm):
     def _excluded_save_params(self) -> list[str]:
         return [
             *super()._excluded_save_params(),
-            # Networks: saved as state dictionaries
-            "actor",
-            "actor_target",
-            "critic",
-            "critic_target",
             "_networks",
             "_update_graphs",
             "_running_stats",
-            "_stochastic_actor",
             # Rebuilt from the arguments
             "lr_schedule",
             "qf_lr_schedule",

@@ -913,6 +913,21 @@ class TestRefused:
             TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(10, ResumableCheckpoint(run_folder))
         assert timesteps(run_folder) == 50
 
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_one_folder_for_two_callbacks(self, tmp_path: Path, nested: bool) -> None:
+        """Each would delete what the other writes."""
+        first = ResumableCheckpoint(tmp_path / "run")
+        second: BaseCallback = ResumableCheckpoint(f"{tmp_path}/../{tmp_path.name}/run")
+        model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+        with pytest.raises(ValueError, match=r"save_path='.*run' is not allowed for two ResumableCheckpoint"):
+            model.learn(20, [first, CallbackList([second])] if nested else [first, second])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_two_folders_for_two_callbacks(self, tmp_path: Path) -> None:
+        callbacks = [ResumableCheckpoint(tmp_path / name) for name in "ab"]
+        TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, callbacks)
+        assert [timesteps(tmp_path / name) for name in "ab"] == [20, 20]
+
     def test_unknown_replay_buffer(self, tmp_path: Path) -> None:
         class Prioritized(ReplayBuffer):
             pass

@@ -236,9 +236,9 @@ def test_termination_in_the_middle_of_an_episode(n_envs: int) -> None:
 def test_learning_uses_shaped_rewards_and_terminations() -> None:
     """With γ = 0 and one reward everywhere, the critics come to give that reward."""
     model = make(
-        hook=lambda batch: (np.full(1, 3.0), batch.terminations), gamma=0, gradient_steps=2, learning_rate=0.01
+        hook=lambda batch: (np.full(1, 3.0), batch.terminations), gamma=0, gradient_steps=2, learning_rate="lin_1e-2"
     )
-    model.learn(300)
+    model.learn(600)
     obs, actions = model.replay_buffer.sample(50).observations, model.replay_buffer.sample(50).actions
     assert model.critic.q1_forward(obs, actions).mean().item() == pytest.approx(3, abs=0.3)
 
