@@ -4,7 +4,7 @@ Make TD3X known to RL Zoo in every Python process, without importing anything be
 RL Zoo has no entry point for plugins: its command lines read a dictionary of algorithms as soon as they are imported.
 ``sb3_td3x.pth`` (and ``sb3_td3x.start`` from Python 3.15 on, see PEP 829) therefore calls ``install()`` when Python
 starts. It puts a finder in front of the import system, which waits for three modules of the zoo and, right after one of
-them has been executed, hands it to ``sb3_td3x.zoo``.
+them has been executed, hands it to ``sb3_td3x.zoo.register``.
 
 This module runs at each start of Python: it imports only what Python has loaded anyway. The environment variable
 ``SB3_TD3X_AUTOLOAD=0`` turns it off.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_VARIABLE = "SB3_TD3X_AUTOLOAD"
 
-# Modules of the zoo, and the function of ``sb3_td3x.zoo`` that takes each of them
+# Modules of the zoo, and the function of ``sb3_td3x.zoo.register`` that takes each of them
 HOOKS = {
     "rl_zoo3.utils": "register_algorithm",
     "rl_zoo3.hyperparams_opt": "register_search_space",
@@ -73,14 +73,14 @@ class HookedLoader:
 
 def register(module: "ModuleType") -> None:
     """
-    Hand a module of the zoo to ``sb3_td3x.zoo``. A failure is told once and never stops the zoo.
+    Hand a module of the zoo to ``sb3_td3x.zoo.register``. A failure is told once and never stops the zoo.
 
     :param module: a module named in ``HOOKS``
     """
     if not is_installed():  # turned off by a failure before
         return
     try:
-        from sb3_td3x import zoo
+        from sb3_td3x.zoo import register as zoo
 
         getattr(zoo, HOOKS[module.__name__])(module)
     except Exception as error:

@@ -13,7 +13,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.validation import check_integer
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x.flat import own_storage
+from sb3_td3x.learner.flat_adam import own_storage
 from sb3_td3x.validation import check_bool, check_integer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

@@ -35,15 +35,6 @@ from stable_baselines3.common.utils import (
 )
 
 from sb3_td3x import sb3_compat
-from sb3_td3x.archive import (
-    VARIABLES,
-    attributes_to_save,
-    read_agent,
-    read_parameters,
-    variables_to_save,
-    write_agent,
-)
-from sb3_td3x.buffer_files import read_replay_buffer, write_replay_buffer
 from sb3_td3x.buffers import (
     KNOWN_CLASSES,
     check_replay_buffer_arguments,
@@ -51,10 +42,25 @@ from sb3_td3x.buffers import (
     end_open_episodes,
     make_replay_buffer,
 )
-from sb3_td3x.checkpoint import Resumed, guarded_training, resume
-from sb3_td3x.cuda_graphs import UpdateGraphCache
-from sb3_td3x.files import SavePath
-from sb3_td3x.gradients import PRECISIONS, AutogradNetworks, MlpNetworks, has_bfloat16_instructions, make_networks
+from sb3_td3x.checkpoint.callback import Resumed, guarded_training, resume
+from sb3_td3x.files.agent import (
+    VARIABLES,
+    attributes_to_save,
+    read_agent,
+    read_parameters,
+    variables_to_save,
+    write_agent,
+)
+from sb3_td3x.files.atomic import SavePath
+from sb3_td3x.files.replay import read_replay_buffer, write_replay_buffer
+from sb3_td3x.learner.cuda_graphs import UpdateGraphCache
+from sb3_td3x.learner.perceptron import (
+    PRECISIONS,
+    AutogradNetworks,
+    MlpNetworks,
+    has_bfloat16_instructions,
+    make_networks,
+)
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
     Actor,
@@ -69,9 +75,9 @@ from sb3_td3x.policies import (
     sb3_optimizer_state,
     with_own_kernels,
 )
+from sb3_td3x.rollout import EnvStep, shape_step, with_last_observations
 from sb3_td3x.schedules import learning_rate_at, make_schedule
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
-from sb3_td3x.transitions import EnvStep, shape_step, with_last_observations
 from sb3_td3x.validation import (
     check_action_noise,
     check_action_space,

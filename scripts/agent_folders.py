@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from sb3_td3x.files import atomic_write
-from sb3_td3x.play import config_folder, load_player, make_env
+from sb3_td3x.files.atomic import atomic_write
+from sb3_td3x.zoo.play import config_folder, load_player, make_env
 
 ALGO = "td3x"
 AGENTS_FOLDER = Path(__file__).parent.parent / "rl-trained-agents"

@@ -13,7 +13,7 @@ from agent_folders import AGENTS_FOLDER, PICTURES, Training, find_agents
 from options import at_least
 
 from sb3_td3x.animation import record_episode
-from sb3_td3x.play import config_folder, load_player, make_env
+from sb3_td3x.zoo.play import config_folder, load_player, make_env
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

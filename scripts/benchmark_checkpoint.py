@@ -15,7 +15,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
-from sb3_td3x.checkpoint import ResumableCheckpoint
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 
 
 def main() -> None:

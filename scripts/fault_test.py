@@ -30,7 +30,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import ResumableCheckpoint
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 
 # So that a child starts in milliseconds, with everything imported
 CONTEXT = multiprocessing.get_context("fork")

@@ -34,15 +34,15 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.archive import AgentFile, check_attributes, check_name, is_pickled, read_agent, read_attributes
-from sb3_td3x.buffer_files import read_replay_buffer
-from sb3_td3x.files import refusing
-from sb3_td3x.inspection import describe_agent
-from sb3_td3x.plain import PICKLE_PATHS, from_pickle
-from sb3_td3x.play import load_vec_normalize, read_zoo_yaml
-from sb3_td3x.tensors import describe_state, load_state
-from sb3_td3x.unpickling import read_pickle
-from sb3_td3x.zips import VERSION_MEMBER, write_sealed_zip
+from sb3_td3x.files.agent import AgentFile, check_attributes, check_name, is_pickled, read_agent, read_attributes
+from sb3_td3x.files.atomic import refusing
+from sb3_td3x.files.inspect import describe_agent
+from sb3_td3x.files.pickles import read_pickle
+from sb3_td3x.files.records import PICKLE_PATHS, from_pickle
+from sb3_td3x.files.replay import read_replay_buffer
+from sb3_td3x.files.sealed_zip import VERSION_MEMBER, write_sealed_zip
+from sb3_td3x.files.tensors import describe_state, load_state
+from sb3_td3x.zoo.play import load_vec_normalize, read_zoo_yaml
 
 # One input may take so long, in seconds of the processor
 TIME_LIMIT = 10.0

@@ -31,10 +31,10 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import ResumableCheckpoint, read_state
-from sb3_td3x.checkpoint_folder import list_checkpoints, newest_whole_checkpoint
-from sb3_td3x.files import TEMPORARY_PATTERN
-from sb3_td3x.run_logs import cut_monitor_files
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
+from sb3_td3x.checkpoint.logs import cut_monitor_files
+from sb3_td3x.files.atomic import TEMPORARY_PATTERN
 
 # So that a child starts in milliseconds, with everything imported
 CONTEXT = multiprocessing.get_context("fork")

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies.bootstrap import column_means, estimate
 from sb3_td3x.studies.reference import references
 

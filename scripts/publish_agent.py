@@ -51,10 +51,10 @@ from options import at_least
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x import TD3X
-from sb3_td3x.archive import open_agent
-from sb3_td3x.play import config_folder, read_zoo_yaml
+from sb3_td3x.files.agent import open_agent
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun, agent_timesteps, read_evaluations
+from sb3_td3x.zoo.play import config_folder, read_zoo_yaml
 
 # Options of the zoo whose values are evaluated, and their names in args.yml
 _EVALUATED = {

@@ -22,7 +22,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import ResumableCheckpoint
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 
 
 class TrivialEnv(gym.Env[np.ndarray, np.ndarray]):

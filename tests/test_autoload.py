@@ -32,7 +32,9 @@ def site_dir(tmp_path: Path) -> Path:
     (tmp_path / "rl_zoo3/exp_manager.py").touch()
     (tmp_path / "sb3_td3x").mkdir()
     (tmp_path / "sb3_td3x/__init__.py").touch()
-    (tmp_path / "sb3_td3x/zoo.py").write_text(ZOO)
+    (tmp_path / "sb3_td3x/zoo").mkdir()
+    (tmp_path / "sb3_td3x/zoo/__init__.py").touch()
+    (tmp_path / "sb3_td3x/zoo/register.py").write_text(ZOO)
     return tmp_path
 
 
@@ -65,7 +67,7 @@ site.addsitedir(os.getcwd())
 import sys
 assert "rl_zoo3" not in sys.modules and "sb3_td3x" not in sys.modules
 import rl_zoo3.utils, rl_zoo3.hyperparams_opt, rl_zoo3.exp_manager
-from sb3_td3x import zoo
+from sb3_td3x.zoo import register as zoo
 print(rl_zoo3.utils.ALGOS, zoo.calls)
 for module in (rl_zoo3.utils, rl_zoo3.exp_manager):
     assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
@@ -97,7 +99,7 @@ autoload.install()
 import sys
 print(sum(isinstance(finder, autoload.ZooFinder) for finder in sys.meta_path), rl_zoo3.utils.ALGOS["td3x"])
 import rl_zoo3.exp_manager
-from sb3_td3x import zoo
+from sb3_td3x.zoo import register as zoo
 print(zoo.calls)
 """
     assert run_python(site_dir, code).stdout.splitlines() == ["1 TD3X", "['rl_zoo3.utils', 'rl_zoo3.exp_manager']"]
@@ -119,7 +121,7 @@ print(autoload.is_installed(), "td3x" in rl_zoo3.utils.ALGOS)
 @pytest.mark.parametrize("options", [(), ("-W", "error")], ids=["default", "warnings are errors"])
 @pytest.mark.parametrize("fault", ["raise OSError('no library')", "def register_algorithm(module): 1 / 0"])
 def test_failure_warns_once_and_never_stops_the_zoo(site_dir: Path, fault: str, options: tuple[str, ...]):
-    (site_dir / "sb3_td3x/zoo.py").write_text(fault)
+    (site_dir / "sb3_td3x/zoo/register.py").write_text(fault)
     code = """
 import _sb3_td3x_autoload as autoload
 autoload.install()

@@ -12,12 +12,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from comparing import assert_identical, everything, global_states
 from envs import DictObs, counting_vec_env, tiny
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import configure_logger, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
@@ -42,43 +42,6 @@ def dict_pendulum(n_envs: int) -> VecEnv:
 
 def normal_noise() -> NormalActionNoise:
     return NormalActionNoise(np.zeros(1), 0.3 * np.ones(1))
-
-
-def everything(model: OffPolicyAlgorithm) -> dict[str, np.ndarray]:
-    """Copies of all parameters, the optimizers' state and the contents of the buffer."""
-    found = {}
-    for name, state in model.get_parameters().items():
-        if name == "policy":
-            found.update({key: value.numpy().copy() for key, value in state.items()})
-        else:
-            found.update(
-                {
-                    f"{name} {idx} {key}": value.numpy().copy()
-                    for idx, entry in state["state"].items()
-                    for key, value in entry.items()
-                }
-            )
-    assert model.replay_buffer is not None
-    for name in ("actions", "rewards", "dones", "timeouts"):
-        found[name] = getattr(model.replay_buffer, name).copy()
-    return found
-
-
-def assert_identical(expected: dict[str, np.ndarray], actual: dict[str, np.ndarray]) -> None:
-    assert expected.keys() == actual.keys()
-    for key, value in expected.items():
-        np.testing.assert_array_equal(actual[key], value, err_msg=key)
-
-
-def global_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and PyTorch's global generators, comparable by ==."""
-    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    return {
-        "random": random.getstate(),
-        "numpy": numpy_state,
-        "torch": th.get_rng_state().tolist(),
-    }
 
 
 def trained(make_env: Callable[[int], VecEnv], n_envs: int, seed: int, callback: Any = None, **kwargs: Any) -> TD3X:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from sb3_td3x.animation import record_episode
-from sb3_td3x.play import make_env
 from sb3_td3x.studies.measure import TrainedRun
 from sb3_td3x.studies.records import RunRecord
+from sb3_td3x.zoo.play import make_env
 
 # All arms are shown from the same start, which no one has chosen for its looks
 _SEED = 100_000

@@ -21,7 +21,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 import _sb3_td3x_autoload as autoload
 from sb3_td3x.studies.records import RESERVED
 from sb3_td3x.validation import check_number
-from sb3_td3x.zoo import ALGO, hyperparams_path
+from sb3_td3x.zoo.register import ALGO, hyperparams_path
 
 Entry = dict[str, Any]
 

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies.bootstrap import Estimate
 from sb3_td3x.studies.reference import Reference
 from sb3_td3x.studies.statistics import Curve, EnvStatistics, OverallStatistics, Profile, ValueCurves

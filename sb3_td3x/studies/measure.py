@@ -16,11 +16,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
+from sb3_td3x.rollout import EnvStep, shape_step, with_last_observations
 from sb3_td3x.shaping import make_reward_shaping
 from sb3_td3x.studies.arms import action_repeat, zoo_algorithms
 from sb3_td3x.studies.records import Evaluations, TrainingReturns, ValueEstimate, env_file_name
 from sb3_td3x.td3x import TD3X
-from sb3_td3x.transitions import EnvStep, shape_step, with_last_observations
 
 # Agents that the zoo saves on the way
 SAVED_AGENT = re.compile(r"rl_model_(\d+)_steps\.zip")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from sb3_td3x.files import TEMPORARY_PATTERN, atomic_write
+from sb3_td3x.files.atomic import TEMPORARY_PATTERN, atomic_write
 from sb3_td3x.studies.arms import FULL, Arm, Entry, action_repeat
 from sb3_td3x.studies.records import FILE_NAME, FORMAT, env_file_name, read_record, run_folder
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files.atomic import atomic_write
 
 FORMAT = 1
 FILE_NAME = "run.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies.bootstrap import N_BOOTSTRAP, Estimate
 from sb3_td3x.studies.document import Block, Bullets, Gallery, Heading, Paragraph, Picture, Table, to_html, to_markdown
 from sb3_td3x.studies.figures import Figures, draws_pairs, time_unit

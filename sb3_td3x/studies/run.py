@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch as th
 
-from sb3_td3x.files import atomic_write, lock_folder, sync_folder
+from sb3_td3x.files.atomic import atomic_write, lock_folder, sync_folder
 from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import TrainedRun
 from sb3_td3x.studies.plan import FINAL_EPISODES, FINAL_SEED, VALUE_SEED, VALUE_STATES, Run
 from sb3_td3x.studies.records import RunRecord, write_record
-from sb3_td3x.zoo import ALGO, checkpoint_folder
+from sb3_td3x.zoo.register import ALGO, checkpoint_folder
 
 PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "torch", "numpy")
 # Between looks at whether the training has ended, in seconds

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.files import atomic_write
+from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies.bootstrap import Estimate
 from sb3_td3x.studies.records import RunRecord
 from sb3_td3x.studies.results import Results

@@ -1,0 +1,1 @@
+"""One gradient step, for any networks."""

@@ -1,0 +1,106 @@
+"""Files are replaced as a whole or not at all."""
+
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sb3_td3x.files.atomic import TEMPORARY_PATTERN, atomic_write
+
+ENDLESS_WRITER = """
+import sys
+from sb3_td3x.files.atomic import atomic_write
+print("ready", flush=True)
+while True:
+    for byte in (b"a", b"b"):
+        with atomic_write(sys.argv[1]) as file:
+            for _ in range(64):
+                file.write(byte * 65536)
+"""
+
+
+def test_replaces_and_keeps_permissions(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "agent.zip"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    with atomic_write(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path) == ["agent.zip"]
+
+
+def test_new_file_has_the_usual_permissions(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "usual").touch()
+    with atomic_write(tmp_path / "new") as file:
+        file.write(b"new")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_an_error_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "agent.zip"
+    path.write_bytes(b"old")
+
+    def write_and_stop() -> None:
+        with atomic_write(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_stop()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["agent.zip"]
+
+
+def test_follows_links(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data" / "agent.zip")
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "data" / "agent.zip").read_bytes() == b"new"
+
+
+def test_writes_to_a_device() -> None:
+    with atomic_write(os.devnull) as file:
+        file.write(b"gone")
+    assert not pathlib.Path(os.devnull).is_file()
+
+
+def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "agent.zip"
+    path.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.raises(OSError, match="too large"), atomic_write(path) as file:
+            file.write(bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["agent.zip"]
+
+
+def test_a_kill_leaves_a_whole_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "agent.zip"
+    path.write_bytes(b"a" * 64 * 65536)
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", ENDLESS_WRITER, str(path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.05)
+            process.kill()
+        content = path.read_bytes()
+        assert len(content) == 64 * 65536
+        assert len(set(content)) == 1
+    for partial in tmp_path.glob(TEMPORARY_PATTERN):
+        partial.unlink()
+    assert os.listdir(tmp_path) == ["agent.zip"]

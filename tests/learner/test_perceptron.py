@@ -1,0 +1,409 @@
+"""The written-out gradients against autograd's."""
+
+import io
+import pathlib
+import platform
+import warnings
+from copy import deepcopy
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from envs import CountingEnv, tiny
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3 import TD3
+from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from torch import nn
+
+from sb3_td3x import TD3X, CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_td3x.learner.perceptron import (
+    ACTIVATIONS,
+    AutogradNetworks,
+    Layer,
+    Mlp,
+    MlpNetworks,
+    has_bfloat16_instructions,
+    make_networks,
+)
+
+NETS = st.lists(st.integers(1, 24), max_size=3)
+
+
+def make_policy(**kwargs: Any) -> MlpPolicy:
+    th.manual_seed(0)
+    return MlpPolicy(spaces.Box(-5, 5, (3, 2)), spaces.Box(-2, 1, (2,)), lambda _: 1e-3, **kwargs)
+
+
+@given(net=NETS, n=st.integers(0, 4), batch=st.integers(1, 9), name=st.sampled_from(sorted(ACTIVATIONS, key=str)))
+@settings(deadline=None, max_examples=60)
+def test_chain_rule_in_double_precision(net: list[int], n: int, batch: int, name: type[nn.Module]) -> None:
+    """One network (n = 0) or n at once, any widths and activation: gradients of weights, biases and input to 1e-12."""
+    th.manual_seed(batch)
+    ensemble = (n,) if n else ()
+    sizes = [4, *net, 2]
+    weights = [th.randn(*ensemble, out, in_, dtype=th.double) for in_, out in pairwise(sizes)]
+    biases = [th.randn(*ensemble, *([1] if n else []), out, dtype=th.double) for out in sizes[1:]]
+    bias_grads = [th.zeros(*ensemble, out, dtype=th.double) for out in sizes[1:]]
+    activation = ACTIVATIONS[name]
+    mlp = Mlp(
+        [Layer(w, b, activation, th.zeros_like(w), g) for w, b, g in zip(weights, biases, bias_grads, strict=True)]
+    )
+    x, grad = th.randn(*ensemble, batch, 4, dtype=th.double), th.randn(*ensemble, batch, 2, dtype=th.double)
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, *weights, *biases)]
+    value, module = leaves[0], name()
+    for weight, bias in zip(leaves[1 : 1 + len(weights)], leaves[1 + len(weights) :], strict=True):
+        value = module(value @ weight.mT + bias)
+    value.backward(grad)
+
+    values = mlp.forward(x)
+    mlp.backward(values, grad)
+    actual = [mlp.backward_to_input(values, grad), *(layer.weight_grad for layer in mlp.layers), *bias_grads]
+    th.testing.assert_close(values[-1], value.detach(), rtol=0, atol=1e-12)
+    for mine, leaf in zip(actual, leaves, strict=True):
+        assert mine is not None
+        assert leaf.grad is not None
+        th.testing.assert_close(mine.reshape(leaf.grad.shape), leaf.grad, rtol=1e-12, atol=1e-12)
+
+
+def values_and_gradients(networks: AutogradNetworks | MlpNetworks, batch: int) -> list[th.Tensor]:
+    """All that the update asks for, for random inputs."""
+    policy = networks.policy
+    generator = th.Generator().manual_seed(batch)
+    obs, actions = th.randn(batch, 3, 2, generator=generator), th.rand(batch, 2, generator=generator) * 2 - 1
+    q = networks.q_values(obs, actions)
+    networks.backward_critics(q, th.randn(q.shape, generator=generator))
+    q1 = networks.q1_of_policy(obs)
+    networks.backward_actor(q1, th.randn(q1.shape, generator=generator))
+    grads = [parameter.grad for net in (policy.critic, policy.actor) for parameter in net.parameters()]
+    values = [networks.target_actions(obs), networks.target_q_values(obs, actions), q, q1, *grads]
+    return [value.detach().clone() for value in values if value is not None]
+
+
+@given(
+    pi=NETS,
+    qf=NETS,
+    n_critics=st.integers(1, 4),
+    activation=st.sampled_from(sorted(ACTIVATIONS, key=str)),
+    critic_activation=st.sampled_from(["relu", "tanh", "elu"]),
+    batch=st.integers(1, 9),
+)
+@settings(deadline=None, max_examples=40)
+def test_policy_has_autograd_s_values_and_gradients(
+    pi: list[int], qf: list[int], n_critics: int, activation: type[nn.Module], critic_activation: str, batch: int
+) -> None:
+    """All that the update asks for, to 1e-6 of the largest gradient."""
+    policy = make_policy(
+        net_arch={"pi": pi, "qf": qf},
+        n_critics=n_critics,
+        activation_fn=activation,
+        critic_activation_fn=critic_activation,
+    )
+    expected = values_and_gradients(AutogradNetworks(policy), batch)
+    for mine, autograd_s in zip(values_and_gradients(MlpNetworks(policy), batch), expected, strict=True):
+        scale = max(1.0, autograd_s.abs().max().item())
+        np.testing.assert_allclose(mine.numpy() / scale, autograd_s.numpy() / scale, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [MlpNetworks, AutogradNetworks])
+def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks]) -> None:
+    """Eight bits of precision: two to three digits of each value and gradient, all of them float32."""
+    policy = make_policy(net_arch=[32, 32, 32], activation_fn=nn.Tanh)
+    expected = values_and_gradients(cls(policy), 64)
+    actual = values_and_gradients(cls(policy, bfloat16=True), 64)
+    assert {value.dtype for value in actual} == {th.float32}
+    errors = [((low - full).norm() / full.norm()).item() for low, full in zip(actual, expected, strict=True)]
+    assert 1e-4 < max(errors) < 0.02
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_emulated_bfloat16_is_bfloat16(activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the order of the sums differs, so now and then a last bit; float32 is a hundred times as far away."""
+    policy = make_policy(net_arch=[64, 48, 64], activation_fn=activation)
+    values = {}
+    for native in (True, False):
+        monkeypatch.setattr(
+            "sb3_td3x.learner.perceptron.has_bfloat16_instructions", lambda device, native=native: native
+        )
+        values[native] = values_and_gradients(MlpNetworks(policy, bfloat16=True), 64)
+    full = values_and_gradients(MlpNetworks(policy), 64)
+    for emulated, native_s, exact in zip(values[False], values[True], full, strict=True):
+        assert (emulated - native_s).norm() <= 0.1 * (exact - native_s).norm()
+    assert sum((native_s != exact).sum().item() for native_s, exact in zip(values[True], full, strict=True)) > 1000
+
+
+@pytest.mark.parametrize("net_arch", [[], [16]])
+def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> None:
+    policy = make_policy(net_arch=net_arch)
+    expected = values_and_gradients(MlpNetworks(policy), 8)
+    for low, full in zip(values_and_gradients(MlpNetworks(policy, bfloat16=True), 8), expected, strict=True):
+        th.testing.assert_close(low, full, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
+@pytest.mark.parametrize("policy_kwargs", [{}, {"layer_norm": True}])
+def test_training_in_bfloat16(policy_kwargs: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Other numbers than in float32, on float32 parameters; predictions and rollouts are those of the parameters."""
+    models = []
+    for precision in ("float32", "bfloat16"):
+        kwargs: dict[str, Any] = {"policy_kwargs": {"net_arch": [16, 16], **policy_kwargs}, "seed": 0, "device": "cpu"}
+        model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=20, batch_size=8, precision=precision, **kwargs)
+        models.append(model.learn(60))
+    full, low = (dict(model.policy.named_parameters()) for model in models)
+    assert {parameter.dtype for parameter in low.values()} == {th.float32}
+    difference = max((low[name] - value).abs().max().item() for name, value in full.items())
+    assert 0 < difference < 0.05
+    models[1].save(tmp_path / "agent")
+    loaded = TD3X.load(tmp_path / "agent")
+    assert loaded.precision == "bfloat16"
+    obs = np.array([[0.5, 0.5, 1.0]], np.float32)
+    np.testing.assert_array_equal(loaded.predict(obs)[0], models[1].predict(obs)[0])
+
+
+def test_bfloat16_warns_where_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    kwargs: dict[str, Any] = {"precision": "bfloat16", "device": "cpu", "buffer_size": 10}
+    monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: False)
+    with pytest.warns(UserWarning, match=r"precision='bfloat16' will be slower than 'float32'"):
+        TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
+    monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
+
+
+def test_this_processor_s_instructions_are_known() -> None:
+    flags = pathlib.Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not flags.exists():
+        pytest.skip("reads /proc/cpuinfo of x86-64")
+    words = flags.read_text().split()
+    assert has_bfloat16_instructions(th.device("cpu")) == ("avx512_bf16" in words or "amx_bf16" in words)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"layer_norm": True},
+        {"actor_layer_norm": True},
+        {"stochastic_actor": True},
+        {"activation_fn": nn.GELU},
+        {"critic_activation_fn": "silu"},
+        {"activation_fn": nn.PReLU},
+        # Its derivative is written out for another one
+        {"activation_fn": partial(nn.ELU, alpha=0.2), "critic_activation_fn": "relu"},
+        {"optimizer_class": th.optim.Adafactor},
+    ],
+)
+def test_other_networks_take_autograd(kwargs: dict[str, Any]) -> None:
+    assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
+    assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
+
+
+class OwnCnn(NatureCNN):
+    """A user's extractor, which may ask for memory in the usual order, as ``view`` does."""
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "kwargs", "converts"),
+    [
+        (CnnPolicy, {}, True),
+        (CnnPolicy, {"features_extractor_class": OwnCnn}, False),
+        (MultiInputPolicy, {}, True),
+    ],
+)
+def test_images_are_converted_once_for_an_update(policy_class: Any, kwargs: Any, converts: bool) -> None:
+    """
+    To floats, with the channels last in memory, and every network gives them the same values as the images themselves;
+    vectors, and images for a user's own extractor, are left alone.
+    """
+    image = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+    in_dict = policy_class is MultiInputPolicy
+    space = spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,))}) if in_dict else image
+    policy = policy_class(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4], **kwargs)
+    networks = [policy.actor, policy.actor_target, policy.critic, policy.critic_target]
+    images, vectors = th.randint(256, (5, 3, 36, 40), dtype=th.uint8), th.rand(5, 2)
+    obs: Any = {"image": images, "vector": vectors} if in_dict else images
+    actions, rewards = th.rand(5, 2), th.rand(5, 1)
+    autograd = make_networks(policy)
+
+    def values(obs: Any) -> list[th.Tensor]:
+        return [
+            autograd.target_actions(obs),
+            autograd.target_q_values(obs, actions),
+            autograd.q_values(obs, actions),
+            autograd.q1_of_policy(obs),
+        ]
+
+    expected = values(obs)
+    with autograd.converted(ReplayBufferSamples(obs, actions, obs, rewards, rewards)) as batch:
+        for result in (batch.observations, batch.next_observations):
+            result_images = result["image"] if isinstance(result, dict) else result
+            assert result_images.is_contiguous(memory_format=th.channels_last) is converts
+            assert result_images.dtype == (th.float32 if converts else th.uint8)
+            assert not isinstance(result, dict) or result["vector"] is vectors
+            th.testing.assert_close(values(result), expected, rtol=1e-5, atol=1e-5)
+        assert batch.rewards is rewards
+    assert all(network.normalize_images for network in networks)
+    th.testing.assert_close(values(obs), expected, rtol=0, atol=0)
+
+
+def test_networks_take_images_again_after_an_update_that_failed() -> None:
+    """Else the agent would act on images that are not divided by 255."""
+    space = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+    policy = CnnPolicy(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4])
+    obs, rewards = th.zeros(5, 3, 36, 40, dtype=th.uint8), th.rand(5, 1)
+
+    def fail() -> None:
+        with make_networks(policy).converted(ReplayBufferSamples(obs, th.rand(5, 2), obs, rewards, rewards)):
+            assert not policy.actor.normalize_images
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert policy.actor.normalize_images
+
+
+class StillPolicy(MlpPolicy):
+    """A user's policy that acts in its own way."""
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
+        return th.zeros(len(observation), 1)
+
+
+class StillAgent(TD3X):
+    """A user's agent that acts in its own way."""
+
+    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, None]:
+        return np.zeros((len(observation), 1)), None
+
+
+def test_rollouts_follow_the_agent_as_it_is() -> None:
+    """Parameters replaced before training, and subclasses that predict otherwise, act in the rollout."""
+    model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10)
+    last = model.actor.mu[-2]
+    last.weight.data, last.bias.data = th.zeros_like(last.weight), th.full_like(last.bias, 0.5)
+    model.learn(5)
+    np.testing.assert_allclose(model.replay_buffer.actions[:5], np.tanh(0.5), rtol=1e-5)
+    model.actor.mu[-2] = nn.Linear(last.in_features, 1).requires_grad_(False)
+    model.actor.mu[-2].weight.zero_()
+    model.actor.mu[-2].bias.fill_(-1.0)
+    model.learn(5)
+    np.testing.assert_allclose(model.replay_buffer.actions[5:], np.tanh(-1.0), rtol=1e-5)
+
+    for agent_class, policy_class in ((TD3X, StillPolicy), (StillAgent, MlpPolicy)):
+        model = agent_class(policy_class, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
+        np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
+
+
+REPLACEMENTS = (
+    lambda policy: setattr(policy.actor.mu[0], "bias", nn.Parameter(th.ones(4))),
+    lambda policy: policy.actor.mu.__setitem__(2, nn.Linear(4, policy.actor.mu[2].out_features)),
+    lambda policy: policy.actor.mu.append(nn.Identity()),
+    lambda policy: policy.actor.mu.__setitem__(0, nn.Linear(policy.actor.mu[0].in_features, 4, bias=False)),
+)
+
+
+def test_networks_that_changed_are_noticed() -> None:
+    """New tensors, frozen parameters and gradients that were taken away would else be learned from in silence."""
+    for change in (
+        lambda policy: policy.critic.optimizer.zero_grad(),
+        lambda policy: policy.actor.mu[0].requires_grad_(False),
+        lambda policy: setattr(policy.actor.mu[0].weight, "data", policy.actor.mu[0].weight.data.clone()),
+        *REPLACEMENTS,
+    ):
+        policy = make_policy(net_arch=[4])
+        networks = make_networks(policy)
+        assert networks.is_current()
+        change(policy)
+        assert not networks.is_current()
+
+
+def zeros(grad: th.Tensor) -> th.Tensor:
+    return th.zeros_like(grad)
+
+
+def forget(parameter: th.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.zero_()
+
+
+HOOKS = {
+    "gradients": lambda actor: [parameter.register_hook(zeros) for parameter in actor.parameters()],
+    "accumulated gradients": lambda actor: [
+        parameter.register_post_accumulate_grad_hook(forget) for parameter in actor.parameters()
+    ],
+    "gradients of a module": lambda actor: [
+        actor.mu[-2].register_full_backward_pre_hook(lambda _, grads: tuple(map(zeros, grads)))
+    ],
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_are_called_as_in_sb3(hook: str) -> None:
+    """All of them set the gradients of the actor to 0, and the last one counts what a layer computes."""
+    calls: dict[type, int] = {}
+    for algorithm in (TD3, TD3X):
+        model: Any = algorithm("MlpPolicy", CountingEnv(), **tiny()).learn(10)
+        handles = HOOKS[hook](model.actor)
+        handles.append(model.actor.mu[0].register_forward_hook(lambda *_, cls=algorithm: count(calls, cls)))
+        # Adam goes on moving by what it remembers
+        model.actor.optimizer.state.clear()
+        before = deepcopy(model.actor.state_dict())
+        model.learn(20, reset_num_timesteps=False)
+        assert all(th.equal(value, before[name]) for name, value in model.actor.state_dict().items())
+        for handle in handles:
+            handle.remove()
+        model.learn(20, reset_num_timesteps=False)
+        assert not all(th.equal(value, before[name]) for name, value in model.actor.state_dict().items())
+    assert calls[TD3X] == calls[TD3]
+
+
+def count(calls: dict[type, int], cls: type) -> None:
+    calls[cls] = calls.get(cls, 0) + 1
+
+
+def test_spectral_norm_trains() -> None:
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+    for actor in (model.actor, model.actor_target):
+        nn.utils.spectral_norm(actor.mu[0])
+    model.learn(20)
+    assert model._n_updates == 15
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_replaced_layers_act_and_the_optimizer_keeps_its_own_parameters(replace: Any, layer_norm: bool) -> None:
+    """As in SB3: what the optimizer was not given is not trained, and the targets follow the network as it is."""
+    kwargs = {"policy_kwargs": {"net_arch": [4], "layer_norm": layer_norm}, "tau": 0.5}
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(**kwargs)).learn(10)
+    for policy in (model.actor, model.actor_target):
+        replace(SimpleNamespace(actor=policy))
+    new = [it for it in model.actor.parameters() if not any(it is own for own in trained_by(model.actor))]
+    before = [parameter.detach().clone() for parameter in new]
+    model.learn(20, reset_num_timesteps=False)
+    assert all(th.equal(parameter, old) for parameter, old in zip(new, before, strict=True))
+    obs = np.ones((1, 2), dtype=np.float32)
+    np.testing.assert_allclose(model.predict(obs)[0], model._networks.scaled_actions(obs), rtol=1e-5)
+    for parameter, target in zip(model.actor.parameters(), model.actor_target.parameters(), strict=True):
+        th.testing.assert_close(target, parameter, rtol=0, atol=0.1)
+    model.save(io.BytesIO())
+
+
+def trained_by(network: Any) -> list[nn.Parameter]:
+    return [parameter for group in network.optimizer.param_groups for parameter in group["params"]]
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_critics_learn_beside_a_frozen_actor(layer_norm: bool) -> None:
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm}))
+    model.actor.requires_grad_(False)
+    actor, critic = deepcopy(model.actor.state_dict()), deepcopy(model.critic.state_dict())
+    model.learn(20)
+    assert all(th.equal(value, actor[name]) for name, value in model.actor.state_dict().items())
+    assert not any(th.equal(value, critic[name]) for name, value in model.critic.state_dict().items())

@@ -1,0 +1,364 @@
+"""Whole studies, with trainings of a few steps: failures, interruptions, kills, a cluster that loses a machine."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from sb3_td3x.studies.arms import Arm
+from sb3_td3x.studies.engine import _locked, run_study
+from sb3_td3x.studies.plan import Plan, Run, Settings, runs_of
+from sb3_td3x.studies.records import read_record, read_records
+
+ROOT = Path(__file__).parents[2]
+ENV = "StudyPoint-v0"
+TINY = {
+    "n_timesteps": 60,
+    "policy": "MlpPolicy",
+    "learning_starts": 20,
+    "noise_type": "normal",
+    "noise_std": 0.1,
+    "policy_kwargs": "dict(net_arch=[8])",
+}
+VARIABLES = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        [str(ROOT), str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")]
+    ),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def arguments(folder: Path, arms: dict[str, Any], *options: str) -> list[str]:
+    """Of `study.py`, for a sweep with these arms."""
+    (folder / "td3x.yml").write_text(yaml.safe_dump({ENV: TINY}))
+    (folder / "arms.yml").write_text(yaml.safe_dump(arms))
+    files = ["--conf-file", str(folder / "td3x.yml"), "-f", str(folder / "study"), "--gym-packages", "study_env"]
+    settings = ["--env", ENV, "--seeds", "1", "--eval-freq", "20", "--eval-episodes", "2"]
+    return ["sweep", str(folder / "arms.yml"), *files, *settings, *options]
+
+
+def start(folder: Path, arms: dict[str, Any], *options: str, **variables: str) -> "subprocess.Popen[str]":
+    """The sweep in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "study.py"), *arguments(folder, arms, *options)],
+        env={**VARIABLES, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+
+
+def finish(process: "subprocess.Popen[str]", status: int = 0) -> str:
+    # Until its workers have closed their ends, too
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == status, output + errors
+    return output + errors
+
+
+def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def zoo_processes(folder: Path) -> list[int]:
+    """Those that train into a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes()
+            if b"zoo_process" in command and str(folder).encode() in command:
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_for_silence(folder: Path) -> None:
+    deadline = time.monotonic() + 20
+    while zoo_processes(folder):
+        assert time.monotonic() < deadline, "trainings go on without their study"
+        time.sleep(0.1)
+
+
+def has_rows(run: Run) -> bool:
+    """Whether an episode of its training has ended."""
+    return any(len(path.read_text().splitlines()) > 2 for path in run.unfinished.glob("*monitor.csv"))
+
+
+def runs(folder: Path, *arms: str, timesteps: int = 60) -> list[Run]:
+    plan = Plan("sweep", [Arm(name, "td3x", "", {ENV: {}}) for name in arms], {ENV: Settings(timesteps, 20)}, [1])
+    return runs_of(plan, folder / "study")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The sweep in this process, for the time that starting another takes."""
+    import study
+
+    monkeypatch.setenv("PYTHONPATH", VARIABLES["PYTHONPATH"])
+
+    def run(arms: dict[str, Any], status: int) -> str:
+        assert study.main(arguments(tmp_path, arms)) == status
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_study_from_start_to_end(tmp_path: Path, sweep: Callable[..., str]) -> None:
+    arms = {"plain": {}, "broken": {"env_wrapper": "no.such.Wrapper"}}
+    output = sweep(arms, status=1)
+    assert "0 of 2 runs are there, 2 to do" in output
+    failure = tmp_path / "study/failures/broken-StudyPoint-v0-1.log"
+    assert f"FAILED broken, {ENV}, seed 1: RunError: the training ended without its 60 timesteps" in output
+    assert str(failure) in output
+    assert "-m rl_zoo3.train --algo td3x" in failure.read_text().splitlines()[0]
+    assert "No module named 'no'" in failure.read_text()
+
+    (record,) = read_records(tmp_path / "study")
+    assert (record.arm, record.timesteps, record.seed) == ("plain", 60, 1)
+    assert len(record.final_returns) == len(record.best_returns or []) == len(record.final_lengths) == 100
+    assert record.evaluations.timesteps == [20, 40, 60]
+    assert np.shape(record.evaluations.returns) == (3, 2)
+    assert [estimate.timesteps for estimate in record.value_estimates or []] == [20, 40, 60]
+    assert record.training_returns.timesteps == [10, 20, 30, 40, 50, 60]
+    assert record.steps_per_second == pytest.approx(60 / record.training_seconds, rel=1e-3)
+    folder = record.folder(tmp_path / "study")
+    left = {path.name for path in folder.iterdir()}
+    assert left == {
+        *("0.monitor.csv", "StudyPoint-v0", "StudyPoint-v0.zip", "best_model.zip", "evaluations.npz"),
+        *("run.json", "train.log"),
+    }
+    # The zoo's own commands on a run
+    play = ["enjoy", "--algo", "td3x", "--env", ENV, "-f", str(tmp_path / "study/plain"), "--exp-id", "1"]
+    plot = ["plots.all_plots", "-a", "td3x", "-e", "StudyPoint", "-f", str(tmp_path / "study/plain"), "--no-display"]
+    play_options = ["--gym-packages", "study_env", "--no-render", "-n", "30"]
+    for zoo in ([*play, *play_options], [*plot, "-o", str(tmp_path / "plots")]):
+        process = subprocess.run(
+            [sys.executable, "-m", "sb3_td3x", "zoo", *zoo], env=VARIABLES, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert process.returncode == 0, process.stderr
+    assert (tmp_path / "plots.pkl").exists()
+
+    # The next start tries the failed run again, repaired or not, and touches no other
+    written = (folder / "run.json").stat().st_mtime_ns
+    assert "1 of 2 runs are there, 1 to do" in sweep(arms, status=1)
+    assert (folder / "run.json").stat().st_mtime_ns == written
+
+    # A broken run is named, and nothing is mixed with another configuration
+    (folder / "run.json").write_text("{")
+    assert f"The run in {folder} has a broken run.json" in sweep({"plain": {}}, status=1)
+    difference = f"arms.plain.hyperparams.{ENV}.gamma was None and is 0.5"
+    assert difference in sweep({"plain": {"gamma": 0.5}}, status=2)
+
+
+@pytest.mark.slow
+def test_modules_of_the_user_s_own_are_found_where_the_command_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "import gymnasium as gym\n"
+        "def half(batch):\n    return batch.rewards / 2, batch.terminations\n"
+        "class Wrapper(gym.Wrapper):\n    pass\n"
+    )
+    arms = {"hook": {"reward_shaping": "of_mine.half"}, "wrapper": {"env_wrapper": "of_mine.Wrapper"}}
+    finish(start(tmp_path, arms, "--jobs", "2"))
+    assert {record.arm for record in read_records(tmp_path / "study")} == {"hook", "wrapper"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_killed_study_goes_on(tmp_path: Path, sweep: Callable[..., str]) -> None:
+    arms = {"quick": {}, "slow": {"env_kwargs": {"delay": 0.3}}}
+    quick, slow = runs(tmp_path, *arms)
+    process = start(tmp_path, arms)
+    checkpoints = slow.unfinished / "checkpoints"
+    wait_until(lambda: quick.folder.exists() and list(checkpoints.glob("*/manifest.json")), process)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_for_silence(tmp_path)
+    assert not slow.folder.exists()
+    written = (quick.folder / "run.json").stat().st_mtime_ns
+
+    assert "1 of 2 runs are there, 1 to do" in sweep(arms, status=0)
+    assert (quick.folder / "run.json").stat().st_mtime_ns == written
+    assert "Going on from" in (slow.folder / "train.log").read_text()
+    assert read_record(slow.folder / "run.json").evaluations.timesteps == [20, 40, 60]
+    assert not list((tmp_path / "study/unfinished").glob("*/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("number", "jobs", "status", "output"),
+    [
+        (signal.SIGINT, "2", 130, "Interrupted: the same command goes on"),
+        (signal.SIGTERM, "1", 143, ""),
+        # No handler runs; workers must end by themselves
+        (signal.SIGKILL, "2", -signal.SIGKILL, ""),
+    ],
+)
+def test_signals_end_the_trainings(tmp_path: Path, number: int, jobs: str, status: int, output: str) -> None:
+    arms = {name: {"env_kwargs": {"delay": delay}} for name, delay in (("a", 0.5), ("b", 0.6))}
+    first = runs(tmp_path, "a")[0]
+    process = start(tmp_path, arms, "--jobs", jobs)
+    wait_until(lambda: has_rows(first), process)
+    process.send_signal(number)
+    assert output in finish(process, status)
+    wait_for_silence(tmp_path)
+
+
+def test_one_study_in_a_folder(tmp_path: Path) -> None:
+    plan = Plan("sweep", [], {}, [1])
+    assert run_study(plan, tmp_path, progress=False) == []
+    with _locked(tmp_path), pytest.raises(ValueError, match="A study is running in"):
+        run_study(plan, tmp_path, progress=False)
+
+
+def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sb3_td3x.studies import engine
+    from sb3_td3x.studies.run import Outcome
+
+    passes: list[list[str]] = []
+
+    def one_at_a_time(missing: list[Run], jobs: int, backend: str) -> Iterator[Outcome]:
+        passes.append([run.arm for run in missing])
+        for run in missing:
+            if run.arm == "deadly":
+                raise RuntimeError("the worker died")
+            yield Outcome(run)
+
+    monkeypatch.setattr(engine, "_pass", one_at_a_time)
+    monkeypatch.setattr(engine, "_SETTLE", 0.0)
+    arms = [Arm(name, "td3x", "", {ENV: {}}) for name in ("a", "deadly", "b")]
+    outcomes = run_study(Plan("sweep", arms, {ENV: Settings(60, 20)}, [1]), tmp_path, progress=False)
+    # "b" stands behind the deadly one in each pass
+    assert passes == [["a", "deadly", "b"], *[["deadly", "b"]] * 3]
+    assert [outcome.error is None for outcome in outcomes] == [True, False, False]
+    assert "lost in each of 3 passes, at last RuntimeError: the worker died" in str(outcomes[1].error)
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (["ablation", "--env", "Pendulm-v1"], "The env 'Pendulm-v1' is unknown: did you mean 'Pendulum-v1'?"),
+        (["ablation", "--arms", "ful"], "The arm 'ful' is unknown: did you mean 'full'?"),
+        (["ablation", "--arms", "no-decay"], "Pendulum-v1 has none of the arms no-decay: expected one of full, stoch"),
+        (["compare", "td3z", "--env", "Pendulum-v1"], "The algorithm 'td3z' is unknown: did you mean 'td3"),
+        (["sweep", "no.yml", "--env", "Pendulum-v1"], "no.yml is no YAML file that can be read"),
+        (["ablation", "--gym-packages", "no_such_package"], "--gym-packages no_such_package cannot be imported"),
+        (["report", "no-such-study"], "no-such-study"),
+        (["ablation", "--env", "Pendulum-v1", "-f", __file__], f"{__file__} cannot be the folder of a study"),
+        (["ablation", "--env", "Pendulum-v1", "-f", f"{__file__}/a"], f"{__file__}/a cannot be the folder of a study"),
+    ],
+)
+def test_bad_command_lines(
+    command: list[str],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    import study
+
+    monkeypatch.chdir(tmp_path)
+    if command[0] == "report":
+        pytest.importorskip("sb3_td3x.studies.report")
+    assert study.main(command) == 2
+    assert error in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "option", [["--seeds", "-1"], ["--seeds", "0"], ["--jobs", "0"], ["--timesteps", "1e5"], ["--eval-freq", "0"]]
+)
+def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    import study
+
+    with pytest.raises(SystemExit):
+        study.main(["ablation", *option])
+    assert "is not allowed, expected" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Two nodes on this machine with one processor each: their address, and the process of the second."""
+    # Sockets need a short path
+    folder = tempfile.mkdtemp(prefix="ray")
+    ray_module = pytest.importorskip("ray.util", reason="Ray is not installed (pip install .[ray])")
+    # Ray takes 127.0.0.1 for this address
+    with socket.socket() as free:
+        free.bind(("", 0))
+        address = f"{ray_module.get_node_ip_address()}:{free.getsockname()[1]}"
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1"]
+    small = ["--object-store-memory=80000000"]
+    head = ["--head", f"--port={address.split(':')[1]}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    environment = {**VARIABLES, "RAY_memory_monitor_refresh_ms": "0"}
+    nodes = []
+    try:
+        for options in (head, [f"--address={address}"]):
+            log = (Path(folder) / f"node{len(nodes)}.log").open("wb")
+            nodes.append(
+                subprocess.Popen(
+                    [*ray, *small, *options], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+            try:
+                wait_until_ready(address, len(nodes))
+            except subprocess.SubprocessError:
+                # It gives itself 30 seconds to start, which a busy machine exceeds
+                pytest.skip("Ray did not start on this machine")
+        yield address, nodes[1]
+    finally:
+        for node in nodes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_ready(address: str, n_nodes: int) -> None:
+    code = f"""
+import ray, time
+deadline = time.monotonic() + 120
+while True:
+    try:
+        ray.init({address!r}, log_to_driver=False, logging_level=40)
+        if sum(node["Alive"] for node in ray.nodes()) == {n_nodes}:
+            break
+        ray.shutdown()
+    except ConnectionError:
+        pass
+    assert time.monotonic() < deadline
+    time.sleep(0.5)
+"""
+    subprocess.run([sys.executable, "-c", code], env=VARIABLES, check=True, capture_output=True, timeout=150)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_cluster_that_loses_a_machine(tmp_path: Path, ray_cluster: tuple[str, "subprocess.Popen[bytes]"]) -> None:
+    address, second_node = ray_cluster
+    arms = {name: {"env_kwargs": {"delay": delay}} for name, delay in (("a", 0.3), ("b", 0.31))}
+    both = runs(tmp_path, *arms)
+    process = start(tmp_path, arms, "--jobs", "2", "--backend", "ray", RAY_ADDRESS=address)
+    wait_until(lambda: all(has_rows(run) for run in both), process)
+    os.killpg(second_node.pid, signal.SIGKILL)
+    output = finish(process)
+    assert "Runs were lost with their process or machine, and are repeated" in output
+    assert "2 of 2 runs are whole" in output
+    assert [record.arm for record in read_records(tmp_path / "study")] == ["a", "b"]
+    wait_for_silence(tmp_path)

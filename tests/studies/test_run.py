@@ -1,0 +1,158 @@
+"""One run of a study, with stand-ins for the zoo's processes: what is kept where one dies or is killed."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import study_env
+import yaml
+from processes import held_by_another_process
+from study_folders import make_record
+
+from sb3_td3x import TD3X
+from sb3_td3x.studies import run as run_module
+from sb3_td3x.studies.plan import Run
+from sb3_td3x.studies.records import read_record, write_record
+from sb3_td3x.studies.run import RunError, _train, do_run
+from sb3_td3x.zoo.register import checkpoint_folder
+
+ENV = "StudyPoint-v0"
+
+
+class Process:
+    """A process that has ended."""
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "study", "a", "td3x", ENV, 1, 60, 20, 1, 2, "cpu", 1, (study_env.__name__,))
+
+
+def write_checkpoint(run: Run, number: int) -> Path:
+    path = checkpoint_folder(run.unfinished) / f"{number:06d}_{20 * number}_steps" / "manifest.json"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return path
+
+
+def write_training(run: Run, timing: dict[str, Any]) -> None:
+    """What a whole training leaves, with an agent that was saved on the way."""
+    folder = run.unfinished / ENV
+    folder.mkdir(parents=True)
+    (folder / "config.yml").write_text(yaml.safe_dump({"policy": "MlpPolicy"}))
+    (folder / "args.yml").write_text(yaml.safe_dump({"env": ENV, "env_kwargs": None}))
+    model = TD3X("MlpPolicy", gym.make(ENV), policy_kwargs={"net_arch": [8]}, learning_starts=100, seed=0)
+    model.learn(run.timesteps)
+    for path in (run.unfinished / f"{ENV}.zip", run.unfinished / "rl_model_20_steps.zip"):
+        model.save(path)
+    (run.workplace / "timing.json").write_text(json.dumps(timing))
+    (run.workplace / "train.log").write_text("trained")
+
+
+@pytest.mark.parametrize(
+    ("progress", "status", "kept"),
+    [
+        # Out of memory, or an env's error, and a newer checkpoint is there
+        *((True, -9, True), (True, 1, True)),
+        # Killed, or interrupted, before the next one
+        *((False, -9, True), (False, 0, True)),
+        # The checkpoint does not work
+        (False, 1, False),
+    ],
+)
+def test_a_resumed_training_that_dies(
+    run: Run, monkeypatch: pytest.MonkeyPatch, progress: bool, status: int, kept: bool
+) -> None:
+    checkpoint = write_checkpoint(run, 1)
+    modules = []
+
+    @contextlib.contextmanager
+    def dying(run: Run, module: list[str]) -> Iterator[Process]:
+        modules.append(module[0])
+        if progress:
+            write_checkpoint(run, 2)
+        yield Process(status)
+
+    monkeypatch.setattr(run_module, "_zoo_process", dying)
+    with pytest.raises(RunError, match="ended without its 60 timesteps"):
+        _train(run)
+    assert checkpoint.exists() == kept
+    assert modules == ["sb3_td3x"] + ["rl_zoo3.train"] * (not kept)
+
+
+def test_a_training_that_goes_on_in_another_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_checkpoint(run, 1)
+
+    @contextlib.contextmanager
+    def refused(run: Run, module: list[str]) -> Iterator[Process]:
+        yield Process(1)
+
+    monkeypatch.setattr(run_module, "_zoo_process", refused)
+    with held_by_another_process(checkpoint_folder(run.unfinished)):
+        assert "is in use by another process" in str(do_run(run).error)
+    assert checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        # After the agents that were saved on the way were deleted
+        (run_module, "checkpoint_folder"),
+        # After the log was moved
+        (Path, "rename"),
+    ],
+)
+def test_a_run_that_is_killed_on_its_way_into_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch, where: Any, what: str
+) -> None:
+    write_training(run, {"seconds": 2.0, "finished": True})
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, killed)
+        with pytest.raises(KeyboardInterrupt):
+            do_run(run)
+    assert not list(run.unfinished.glob("rl_model_*"))
+    measured = read_record(run.unfinished / "run.json")
+    assert [estimate.timesteps for estimate in measured.value_estimates or []] == [20, 60]
+
+    assert do_run(run).error is None
+    assert read_record(run.folder / "run.json") == measured
+    assert (run.folder / "train.log").read_text() == "trained"
+    assert not run.workplace.exists()
+
+
+def test_a_finished_run_that_was_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill may have left its workplace, which says that it was trained."""
+    run.workplace.mkdir(parents=True)
+    (run.workplace / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
+
+    @contextlib.contextmanager
+    def training(run: Run, module: list[str]) -> Iterator[Process]:
+        assert module[0] == "rl_zoo3.train"
+        write_training(run, {})
+        yield Process(0)
+
+    monkeypatch.setattr(run_module, "_zoo_process", training)
+    assert do_run(run).error is None
+    assert run.is_finished()
+
+
+def test_a_record_of_another_run_is_not_taken(run: Run) -> None:
+    run.unfinished.mkdir(parents=True)
+    (run.workplace / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
+    write_record(make_record(run.arm, run.env, run.seed + 1, [1.0], run.timesteps), run.unfinished)
+    assert "is another one" in str(do_run(run).error)
+    assert not run.folder.exists()

@@ -1,0 +1,253 @@
+"""``python -m sb3_td3x resume``: a run of the zoo goes on in its own folder, as a user types it."""
+
+import functools
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from comparing import state_dicts_are_equal
+from envs import CountingEnv, counting_vec_env, tiny
+from managers import make_manager
+from processes import environment, held_by_another_process, run_python
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.monitor import load_results
+
+from sb3_td3x import TD3X, cli
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
+from sb3_td3x.zoo import resume as zoo_resume
+from sb3_td3x.zoo.resume import ResumedExperiment
+
+ENV = "Pendulum-v1"
+STEPS = 1600
+RUN = Path(f"logs/td3x/{ENV}_1")
+CONFIG = f"""
+{ENV}:
+  n_timesteps: {STEPS}
+  policy: MlpPolicy
+  n_envs: 2
+  normalize: true
+  learning_rate: lin_1e-3
+  learning_starts: 100
+  buffer_size: 1000
+  batch_size: 16
+  train_freq: 2
+  noise_type: ornstein-uhlenbeck
+  noise_std: 0.1
+  n_steps: 3
+  policy_kwargs: "dict(net_arch=[16])"
+  callback:
+    - sb3_td3x.checkpoint.ResumableCheckpoint: {{save_freq: 200, exact: true}}
+"""
+TRAIN = (
+    *("-m", "rl_zoo3.train", "--algo", "td3x", "--env", ENV, "--conf-file", "config.yml", "--seed", "1"),
+    *("--eval-freq", "400", "--eval-episodes", "1", "-tb", "tb"),
+)
+
+
+def train_until_killed(folder: Path) -> None:
+    """Start the run, and kill it after its second checkpoint."""
+    with (folder / "output.txt").open("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, *TRAIN], cwd=folder, env=environment(**paths()), stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            deadline = time.monotonic() + 400
+            while len(list_checkpoints(folder / RUN / "checkpoints")) < 2:
+                assert process.poll() is None, (folder / "output.txt").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+def paths() -> dict[str, str]:
+    """So that tests of a working tree test it, whatever is installed."""
+    return {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("zoo_commands")
+def test_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """The same agent bit for bit, and each episode, evaluation and logged value once."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+        (folder / "config.yml").write_text(CONFIG)
+    process = run_python(whole, *TRAIN, **paths())
+    assert process.returncode == 0, process.stderr
+
+    train_until_killed(killed)
+    before = {path.name: path.read_bytes() for path in (killed / RUN / ENV).iterdir() if path.suffix != ".pkl"}
+    process = run_python(killed, "-m", "sb3_td3x", "resume", str(RUN), **paths())
+    assert process.returncode == 0, process.stderr
+    assert f"Going on from {RUN}/checkpoints/" in process.stdout
+    assert [path.name for path in (killed / "logs/td3x").iterdir()] == [f"{ENV}_1"]
+    assert {name: (killed / RUN / ENV / name).read_bytes() for name in before} == before
+
+    models = [TD3X.load(folder / RUN / f"{ENV}.zip", device="cpu") for folder in (whole, killed)]
+    assert models[0].num_timesteps == models[1].num_timesteps == STEPS
+    assert state_dicts_are_equal(models[0].policy.state_dict(), models[1].policy.state_dict())
+    evaluations = [dict(np.load(folder / RUN / "evaluations.npz")) for folder in (whole, killed)]
+    assert evaluations[0]["timesteps"].tolist() == [400, 800, 1200, 1600]
+    np.testing.assert_equal(evaluations[1], evaluations[0])
+    returns = [load_results(str(folder / RUN)) for folder in (whole, killed)]
+    for results in returns:
+        assert results.t.is_monotonic_increasing
+    for rank in range(2):
+        rows = [(folder / RUN / f"{rank}.monitor.csv").read_text().splitlines()[2:] for folder in (whole, killed)]
+        assert [row.rsplit(",", 1)[0] for row in rows[0]] == [row.rsplit(",", 1)[0] for row in rows[1]]
+    steps = []
+    for folder in (whole, killed):
+        events = EventAccumulator(str(folder / f"tb/{ENV}/TD3X_1"), purge_orphaned_data=False).Reload()
+        steps.append([event.step for event in events.Scalars("eval/mean_reward")])
+    assert steps[1] == steps[0] == [400, 800, 1200, 1600]
+
+    # A finished run stays as it is
+    process = run_python(killed, "-m", "sb3_td3x", "resume", str(RUN), **paths())
+    assert process.returncode == 0, process.stderr
+    again = TD3X.load(killed / RUN / f"{ENV}.zip", device="cpu")
+    assert state_dicts_are_equal(again.policy.state_dict(), models[1].policy.state_dict())
+
+
+def test_place_in_the_zoo(tmp_path: Path) -> None:
+    """In the folder of the run, by the YAML's list or by --save-freq, and nowhere while tuning."""
+    manager = make_manager(tmp_path, save_freq=100)
+    manager.callbacks = []
+    manager.create_callbacks()
+    (checkpoint,) = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
+    assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
+    assert checkpoint.save_freq == 100
+
+    # Of checkpoints that lie elsewhere, the run's own files are in the folder of the run all the same
+    manager = make_manager(tmp_path, save_freq=100)
+    checkpoint = ResumableCheckpoint(tmp_path / "elsewhere")
+    manager.callbacks = [checkpoint]
+    manager.create_callbacks()
+    Path(manager.save_path).mkdir(parents=True)
+    (Path(manager.save_path) / "0.monitor.csv").write_text("12345")
+    TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, checkpoint)
+    assert read_state(newest_whole_checkpoint(tmp_path / "elsewhere"))["monitor_sizes"] == {"0.monitor.csv": 5}
+
+    manager = make_manager(tmp_path, save_freq=100)
+    manager.callbacks = [ResumableCheckpoint(save_freq=7)]
+    manager.create_callbacks()
+    (checkpoint,) = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
+    assert checkpoint.save_freq == 7
+    assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
+
+    manager = make_manager(tmp_path, algo="td3", save_freq=100)
+    manager.callbacks = []
+    manager.create_callbacks()
+    assert not any(isinstance(callback, ResumableCheckpoint) for callback in manager.callbacks)
+
+
+class SuccessEnv(CountingEnv):
+    """Says at each step whether it was a success, as the envs of some packages do."""
+
+    def step(self, action: Any) -> Any:
+        *transition, info = super().step(action)
+        return *transition, {**info, "is_success": False}
+
+
+@pytest.mark.parametrize("name", ["Counting-parking-v0", "CountingPanda-v0"])
+def test_monitor_that_also_says_whether_it_was_a_success_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zoo asks for it in the middle of making the envs."""
+    monkeypatch.setattr(
+        ExperimentManager, "entry_point", staticmethod(lambda env_id: "panda_gym.envs" if "Panda" in env_id else "")
+    )
+    defaults = {"policy": "MlpPolicy", "n_timesteps": 10}
+    gym.register(name, SuccessEnv)
+    try:
+        manager = make_manager(tmp_path, defaults, name)
+        env = manager.create_envs(1)
+        folder = Path(manager.save_path)
+        env.reset()
+        for _ in range(8):
+            env.step(np.zeros((1, 1)))
+        env.close()
+        rows = (folder / "0.monitor.csv").read_text().splitlines()
+        assert rows[1] == "r,l,t,is_success"
+        assert len(rows) == 4
+
+        with monkeypatch.context() as patch:
+            patch.setattr(zoo_resume, "_config_folder", lambda _: folder)
+            resumed = make_manager(tmp_path, defaults, name, functools.partial(ResumedExperiment, folder))
+        resumed._preprocess_hyperparams(defaults)
+        env = resumed.create_envs(1)
+        env.reset()
+        for _ in range(5):
+            env.step(np.zeros((1, 1)))
+        env.close()
+        after = (folder / "0.monitor.csv").read_text().splitlines()
+        assert after[:4] == rows
+        assert len(after) == 5
+        assert after[4].endswith(",False")
+    finally:
+        gym.registry.pop(name)
+
+
+def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> None:
+    """--save-freq alone must not refuse what the zoo can do without checkpoints."""
+
+    class Own(ReplayBuffer):
+        pass
+
+    manager = make_manager(tmp_path, save_freq=10)
+    manager.callbacks = []
+    manager.create_callbacks()
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(replay_buffer_class=Own))
+    with pytest.warns(UserWarning, match="This run cannot be resumed: replay_buffer_class=Own is not allowed"):
+        model.learn(20, manager.callbacks)
+    assert not (Path(manager.save_path) / "checkpoints").exists()
+
+
+def test_run_that_another_process_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither it nor its files may be touched."""
+    (tmp_path / ENV).mkdir()
+    (tmp_path / ENV / "args.yml").write_text("algo: td3x\noptimize_hyperparameters: false")
+    TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, ResumableCheckpoint(tmp_path / "checkpoints"))
+    (tmp_path / "0.monitor.csv").write_text("12345")
+    with held_by_another_process(tmp_path / "checkpoints"):
+        assert cli.main(["resume", str(tmp_path)]) == 2
+    assert "is in use by another process" in capsys.readouterr().err
+    assert (tmp_path / "0.monitor.csv").read_text() == "12345"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "is no folder of a run of RL Zoo: it has 0 args.yml, expected one"),
+        ({"Pendulum-v1/args.yml": "algo: td3\noptimize_hyperparameters: false"}, "is no training of td3x"),
+        ({"Pendulum-v1/args.yml": "algo: td3x\noptimize_hyperparameters: false"}, "There is no whole checkpoint in"),
+        (
+            {
+                "Pendulum-v1/args.yml": "algo: td3x\noptimize_hyperparameters: false",
+                "Pendulum-v1/config.yml": "callback: {sb3_td3x.checkpoint.ResumableCheckpoint: {save_path: elsewhere}}",
+            },
+            "There is no whole checkpoint in elsewhere",
+        ),
+    ],
+)
+def test_folder_without_a_run(
+    files: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
