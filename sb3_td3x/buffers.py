@@ -1,5 +1,6 @@
-"""The replay buffer of TD3X, which of SB3's an agent gets instead, and what each can store."""
+"""The replay buffer of TD3X, and the choice between it and SB3's."""
 
+import math
 import warnings
 from typing import Any
 
@@ -9,110 +10,158 @@ from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.preprocessing import get_obs_shape
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_td3x.normalization import BatchNormalizer
 from sb3_td3x.shaping import RewardShaping
 from sb3_td3x.validation import check_bool, check_known
 
-# As in SB3, memory is looked at where psutil is installed
+# As in SB3, memory is checked where psutil is installed
 try:
     import psutil  # type: ignore[import-untyped]
 except ImportError:
     psutil = None
 
-# The one argument of the replay buffers that an agent makes by itself which is not the agent's own
+# The only argument of the replay buffer that is not also an argument of the agent
 _HANDLE_TIMEOUTS = "handle_timeout_termination"
-# Columns of a packed row that are not a single number
-_VECTORS = ("observations", "next_observations", "actions")
-# Attributes of a packed buffer that follow from the others
-REBUILT = ("columns", "_host_rows", "_device_rows", "_n_pending")
+# Name of the block with everything but images
+_ROWS = "rows"
+# Attributes that are made again after unpickling
+REBUILT = ("columns", "_host_blocks", "_device_blocks", "_newest_step", "_n_pending", "_normalizer")
+
+Blocks = dict[str, th.Tensor]
 
 
-class _Column:
-    """An array of SB3's ``ReplayBuffer`` that is a view of a ``PackedReplayBuffer``'s rows, also after assignment."""
+class _Array:
+    """One of SB3's arrays: a view of the memory of a ``PackedReplayBuffer``, also after an assignment."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, replay_buffer: "PackedReplayBuffer | None", owner: type) -> np.ndarray:
-        if replay_buffer is None or self.name not in replay_buffer.columns:
+    def __get__(self, replay_buffer: "PackedReplayBuffer | None", owner: type) -> Any:
+        columns = {} if replay_buffer is None else replay_buffer.columns
+        if self.name in columns:
+            return columns[self.name]
+        parts = {name.partition(".")[2]: array for name, array in columns.items() if name.startswith(f"{self.name}.")}
+        if not parts:
             raise AttributeError(self.name)
-        return replay_buffer.columns[self.name]
+        return parts
 
-    def __set__(self, replay_buffer: "PackedReplayBuffer", value: np.ndarray) -> None:
-        replay_buffer.columns[self.name][...] = value
-        replay_buffer._n_pending = replay_buffer.buffer_size
+    def __set__(self, replay_buffer: "PackedReplayBuffer", value: Any) -> None:
+        array = self.__get__(replay_buffer, type(replay_buffer))
+        if isinstance(array, dict):
+            for key, part in array.items():
+                part[...] = value[key]
+        else:
+            array[...] = value
+        replay_buffer.mark_changed()
 
 
 class PackedReplayBuffer(ReplayBuffer):
     """
-    SB3's ``ReplayBuffer`` for vectors of float32, with each transition in one row of memory: a batch is one gather,
-    without conversions. The arrays of SB3's buffer are views of the rows. Same memory, same random draws.
-    Batches for a GPU come from a copy of the rows there.
+    Replay buffer for all observation spaces. The numbers of a transition are one row of memory, so that a batch is one
+    gather without conversions; images stay bytes, in memory of their own. SB3's arrays are views of that memory.
+
+    A seed draws the same transitions as from SB3's replay buffers. Batches equal SB3's after the cast to float32. On a
+    GPU they come from a copy of the memory there.
 
     :param buffer_size: Max number of transitions
-    :param observation_space: Observation space, a Box of float32 with one dimension
+    :param observation_space: Observation space
     :param action_space: Action space
     :param device: PyTorch device of the batches
     :param n_envs: Number of parallel environments
-    :param optimize_memory_usage: Store each observation once: the next one is that of the next row
+    :param optimize_memory_usage: Store each observation once: the next observation is that of the next row
     :param handle_timeout_termination: Handle timeout termination (due to timelimit) separately,
         not together with ``optimize_memory_usage``
+    :param n_steps: Number of steps of the returns
+    :param gamma: Discount factor of n-step returns
+    :param dtype: Type of the numbers in memory: ``np.float32``, or ``np.float64`` if float32 is too coarse for what
+        ``VecNormalize`` does with them
     """
 
-    observations = _Column()
-    next_observations = _Column()
-    actions = _Column()
-    rewards = _Column()
-    dones = _Column()
-    timeouts = _Column()
+    observations = _Array()
+    next_observations = _Array()
+    actions = _Array()
+    rewards = _Array()
+    dones = _Array()
+    timeouts = _Array()
 
     def __init__(
         self,
         buffer_size: int,
-        observation_space: spaces.Box,
+        observation_space: spaces.Space,
         action_space: spaces.Box,
         device: th.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        dtype: type[np.floating] = np.float32,
     ):
         if optimize_memory_usage and handle_timeout_termination:
             raise ValueError(
                 "handle_timeout_termination=True is not allowed with optimize_memory_usage=True, expected False"
             )
-        # Not SB3's own constructor, which would take the memory a second time
+        # SB3's own constructor would take the memory a second time
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        # Of the columns in a row
-        self._widths = {"observations": self.obs_shape[0], "actions": self.action_dim}
-        self._widths |= {"rewards": 1, "dones": 1, "timeouts": 1}
-        if not optimize_memory_usage:
-            self._widths["next_observations"] = self.obs_shape[0]
-        self._rows = np.zeros((self.buffer_size, n_envs, sum(self._widths.values())), dtype=np.float32)
-        _warn_if_too_large(self._rows.nbytes)
-        self._view_rows()
+        self.n_steps = n_steps
+        self.gamma = gamma
 
-    def _view_rows(self) -> None:
-        """Make SB3's arrays, and the tensor that batches are gathered from, views of the rows."""
-        self.columns: dict[str, np.ndarray] = {}
+        # None is the key of observations that are not a dictionary
+        parts: dict[Any, spaces.Space] = {None: observation_space}
+        if isinstance(observation_space, spaces.Dict):
+            parts = dict(observation_space.spaces)
+        self.keys = list(parts)
+        shapes: dict[Any, Any] = {key: get_obs_shape(space) for key, space in parts.items()}
+        images = {key: shape for key, shape in shapes.items() if parts[key].dtype == np.uint8}
+        vectors = {key: shape for key, shape in shapes.items() if key not in images}
+        next_name = "observations" if optimize_memory_usage else "next_observations"
+        # Shapes of the columns in a row, in their order
+        self._row: dict[str, tuple[int, ...]] = {
+            **{_column("observations", key): shape for key, shape in vectors.items()},
+            **{"actions": (self.action_dim,), "rewards": (), "dones": (), "timeouts": ()},
+            **{_column(next_name, key): shape for key, shape in vectors.items()},
+        }
+        self.blocks = {_ROWS: np.zeros((self.buffer_size, n_envs, sum(map(math.prod, self._row.values()))), dtype)}
+        for name in ("observations", next_name):
+            for key, shape in images.items():
+                self.blocks[_column(name, key)] = np.zeros((self.buffer_size, n_envs, *shape), np.uint8)
+        _warn_if_too_large(sum(block.nbytes for block in self.blocks.values()))
+        self._view_blocks()
+
+    @property
+    def dtype(self) -> type[np.floating]:
+        """Type of the numbers in memory"""
+        dtype: type[np.floating] = self.blocks[_ROWS].dtype.type
+        return dtype
+
+    def _view_blocks(self) -> None:
+        """Make SB3's arrays, and the tensors that batches are gathered from, views of the memory."""
+        self.columns = {name: block for name, block in self.blocks.items() if name != _ROWS}
         start = 0
-        for name, width in self._widths.items():
-            column = self._rows[..., start : start + width]
-            self.columns[name] = column if name in _VECTORS else column[..., 0]
-            start += width
-        self._host_rows = th.from_numpy(self._rows).view(-1, start)
-        self._device_rows: th.Tensor | None = None
-        # Steps that the device does not know yet
+        for name, shape in self._row.items():
+            column = self.blocks[_ROWS][..., start : start + math.prod(shape)]
+            self.columns[name] = column.reshape(self.buffer_size, self.n_envs, *shape)
+            start += math.prod(shape)
+        self._host_blocks = {name: th.from_numpy(block).flatten(0, 1) for name, block in self.blocks.items()}
+        self._device_blocks: Blocks | None = None
+        self._normalizer: BatchNormalizer | None = None
+        self.mark_changed()
+
+    def mark_changed(self) -> None:
+        """Let the copy on a GPU take over all rows before the next batch, after they were written to directly."""
         self._n_pending = self.buffer_size
 
     def add(
         self,
-        obs: np.ndarray,
-        next_obs: np.ndarray,
+        obs: Any,
+        next_obs: Any,
         action: np.ndarray,
         reward: np.ndarray,
         done: np.ndarray,
@@ -121,51 +170,60 @@ class PackedReplayBuffer(ReplayBuffer):
         """
         Store one transition of each env.
 
-        :param obs: observations, (n_envs, features)
-        :param next_obs: what the actions led to, (n_envs, features)
+        :param obs: observations, (n_envs, ...), or a dictionary of such arrays
+        :param next_obs: observations that the actions led to
         :param action: scaled actions, (n_envs, *action_shape)
         :param reward: rewards, (n_envs,)
         :param done: whether the episode ended, by termination or time-out, (n_envs,)
         :param infos: the envs' infos
         """
-        self.observations[self.pos] = obs
+        next_pos = (self.pos + 1) % self.buffer_size
+        self._store("observations", self.pos, obs)
         if self.optimize_memory_usage:
-            self.observations[(self.pos + 1) % self.buffer_size] = next_obs
+            self._store("observations", next_pos, next_obs)
         else:
-            self.next_observations[self.pos] = next_obs
-        self.actions[self.pos] = action.reshape(self.n_envs, self.action_dim)
-        self.rewards[self.pos] = reward
-        self.dones[self.pos] = done
+            self._store("next_observations", self.pos, next_obs)
+        columns = self.columns
+        columns["actions"][self.pos] = np.asarray(action, np.float32).reshape(self.n_envs, self.action_dim)
+        # SB3 stores rewards in float32
+        columns["rewards"][self.pos] = np.asarray(reward, np.float32)
+        columns["dones"][self.pos] = done
         if self.handle_timeout_termination:
-            self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+            columns["timeouts"][self.pos] = np.array([info.get("TimeLimit.truncated", False) for info in infos])
         self._n_pending += 1
-        self.pos += 1
-        if self.pos == self.buffer_size:
+        self.pos = next_pos
+        if next_pos == 0:
             self.full = True
-            self.pos = 0
+
+    def _store(self, name: str, step: int, obs: Any) -> None:
+        """Write the observations of one step."""
+        for key in self.keys:
+            row = self.columns[_column(name, key)][step]
+            # Discrete observations lack the last dimension
+            row[...] = np.reshape(obs if key is None else obs[key], row.shape)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """
+        Sample transitions with replacement.
+
         :param batch_size: Number of transitions
         :param env: associated gym VecEnv to normalize the observations/rewards when sampling
-        :return: transitions, drawn with replacement
+        :return: the transitions
         """
-        if env is not None:
-            return super().sample(batch_size, env)
-        rows = self.rows_on_device()
-        indices = th.from_numpy(self.draw(batch_size)).to(rows.device)
-        batch = self.gather(rows, indices)
-        if rows.device.type == self.device.type:
-            return batch
-        return ReplayBufferSamples(*(part.to(self.device) for part in batch if part is not None))
+        blocks = self.blocks_on_device()
+        indices = th.from_numpy(self.draw(batch_size)).to(blocks[_ROWS].device)
+        batch = self.gather(blocks, indices, self.normalizer(env))
+        return batch if blocks[_ROWS].device.type == self.device.type else _to_device(batch, self.device)
 
     def draw(self, batch_size: int) -> np.ndarray:
         """
+        Draw rows with replacement from the same random numbers as SB3.
+
         :param batch_size: Number of transitions
-        :return: their rows, drawn with replacement as SB3 does, (batch_size,)
+        :return: their rows, (batch_size,)
         """
         if self.optimize_memory_usage and self.full:
-            # The observation that the newest transition led to stands in the oldest step
+            # The oldest step holds the observation that the newest transition led to
             steps = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
         else:
             steps = np.random.randint(0, self.size(), size=batch_size)
@@ -173,74 +231,167 @@ class PackedReplayBuffer(ReplayBuffer):
             return steps
         return steps * self.n_envs + np.random.randint(0, self.n_envs, size=batch_size)
 
-    def gather(self, rows: th.Tensor, indices: th.Tensor) -> ReplayBufferSamples:
+    def gather(
+        self, blocks: Blocks, indices: th.Tensor, normalizer: BatchNormalizer | None = None
+    ) -> ReplayBufferSamples:
         """
-        :param rows: what ``rows_on_device`` returned
-        :param indices: rows of a batch, on the device, (batch_size,)
-        :return: their transitions
+        Return the transitions of some rows.
+
+        :param blocks: the result of ``blocks_on_device``
+        :param indices: the rows, on the same device, (batch_size,)
+        :param normalizer: normalizes observations and rewards, if given
+        :return: the transitions, in float32 and bytes
         """
-        widths = tuple(self._widths.values())
-        obs, actions, rewards, dones, timeouts, *rest = rows.index_select(0, indices).split_with_sizes(widths, dim=1)
+        first = last = self._split(blocks[_ROWS].index_select(0, indices))
+        rewards, discounts, last_indices = first["rewards"], None, indices
+        if self.n_steps > 1:
+            rewards, discounts, last_indices = self._n_step_returns(blocks[_ROWS], indices, normalizer)
+            last = self._split(blocks[_ROWS].index_select(0, last_indices))
+        elif normalizer is not None:
+            rewards = normalizer.rewards(rewards)
+        next_rows, next_indices, next_name = last, last_indices, "next_observations"
         if self.optimize_memory_usage:
-            next_obs = rows.index_select(0, (indices + self.n_envs) % len(rows))[:, : self.obs_shape[0]]
-        else:
-            (next_obs,) = rest
-        return ReplayBufferSamples(obs, actions, next_obs, dones * (1 - timeouts), rewards)
+            next_indices = (last_indices + self.n_envs) % (self.buffer_size * self.n_envs)
+            next_rows, next_name = self._split(blocks[_ROWS].index_select(0, next_indices)), "observations"
 
-    def rows_on_device(self) -> th.Tensor:
-        """
-        A copy on a GPU is kept up to date with what is added, and with arrays that are assigned, but cannot see
-        numbers written into an array, but for the last step's.
+        def observations(name: str, rows: Blocks, indices: th.Tensor) -> Any:
+            parts = {}
+            for key in self.keys:
+                column = _column(name, key)
+                part = rows[column] if column in rows else blocks[column].index_select(0, indices)
+                part = part if normalizer is None else normalizer.observations(part, key)
+                parts[key] = part.float() if part.dtype == th.float64 else part
+            return parts.get(None, parts)
 
-        :return: all rows, (buffer_size * n_envs, width); on the CPU, and where a GPU has no memory for them, those of
-            the buffer itself
+        samples: Any = DictReplayBufferSamples if None not in self.keys else ReplayBufferSamples
+        batch: ReplayBufferSamples = samples(
+            observations("observations", first, indices),
+            first["actions"].float(),
+            observations(next_name, next_rows, next_indices),
+            (last["dones"] * (1 - last["timeouts"])).float(),
+            rewards.float(),
+            discounts,
+        )
+        return batch
+
+    def _split(self, rows: th.Tensor) -> Blocks:
+        """Return the columns of a batch of rows; single numbers as (batch_size, 1)."""
+        parts = rows.split_with_sizes([math.prod(shape) for shape in self._row.values()], dim=1)
+        return {
+            name: part if len(shape) <= 1 else part.reshape(-1, *shape)
+            for part, (name, shape) in zip(parts, self._row.items(), strict=True)
+        }
+
+    def _n_step_returns(
+        self, rows: th.Tensor, indices: th.Tensor, normalizer: BatchNormalizer | None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
-        if self._device_rows is None:
-            if self.device.type == "cpu":
-                return self._host_rows
-            self._device_rows = self._make_device_rows()
-        if self._device_rows is self._host_rows:
-            return self._host_rows
-        # The step before was marked, after it was sent, as the last of its episode if that was cut short. Where
-        # observations are stored once, the next step holds one as well.
+        Sum up rewards over ``n_steps`` steps, or up to the end of the episode or the newest step.
+
+        :param rows: all rows, on the device
+        :param indices: the first row of each transition, (b,)
+        :param normalizer: normalizes rewards, if given
+        :return: sums of discounted rewards, (b, 1), discounts of the value that follows, (b, 1), last rows, (b,)
+        """
+        offsets = th.arange(self.n_steps, device=rows.device) * self.n_envs
+        sequences = (indices.unsqueeze(1) + offsets) % len(rows)
+        parts = self._split(rows.index_select(0, sequences.flatten()))
+        rewards, dones, timeouts = (parts[name].view(sequences.shape) for name in ("rewards", "dones", "timeouts"))
+        if normalizer is not None:
+            rewards = normalizer.rewards(rewards)
+        is_newest = sequences.div(self.n_envs, rounding_mode="floor") == self._newest_step
+        ends = ((dones + timeouts > 0) | is_newest).int()
+        # 1 up to the first end, inclusive
+        mask = (ends.cumsum(dim=1) - ends == 0).float()
+        lengths = mask.sum(dim=1, keepdim=True)
+        powers = th.pow(self.gamma, th.arange(self.n_steps, dtype=th.float32, device=rows.device))
+        last_indices = sequences.gather(1, lengths.long() - 1).squeeze(1)
+        return (rewards * powers * mask).sum(dim=1, keepdim=True), th.pow(self.gamma, lengths), last_indices
+
+    def normalizer(self, env: VecNormalize | None) -> BatchNormalizer | None:
+        """
+        Return the present statistics of ``VecNormalize`` on the device of the batches.
+
+        :param env: the env's wrapper, or None
+        """
+        if env is None:
+            return None
+        if self._normalizer is None or self._normalizer.env is not env:
+            self._normalizer = BatchNormalizer(env, self.blocks_on_device()[_ROWS].device)
+        self._normalizer.refresh()
+        return self._normalizer
+
+    def blocks_on_device(self) -> Blocks:
+        """
+        Return the memory to gather from. A copy on a GPU follows what is added and arrays that are assigned; after
+        writing into an array call ``mark_changed``.
+
+        :return: the blocks, (buffer_size * n_envs, ...). On the CPU, and where a GPU has too little memory, those of
+            the replay buffer itself
+        """
+        if self._device_blocks is None:
+            self._device_blocks = self._host_blocks if self.device.type == "cpu" else self._make_device_blocks()
+            self._newest_step = th.zeros((), dtype=th.int64, device=self._device_blocks[_ROWS].device)
+        self._newest_step.fill_((self.pos - 1) % self.buffer_size)
+        if self._device_blocks is not self._host_blocks:
+            self._upload()
+        return self._device_blocks
+
+    def _upload(self) -> None:
+        """Copy the steps that are new to the device."""
+        assert self._device_blocks is not None
+        # The last step before may have been marked as the end of its episode. With `optimize_memory_usage` the next
+        # step has changed, too
         n_new = 1 + self._n_pending + int(self.optimize_memory_usage)
-        if n_new >= self.buffer_size:
-            self._device_rows.copy_(self._host_rows)
-        elif self._n_pending > 0:
-            first = self.pos - self._n_pending - 1
-            steps = np.arange(first, first + n_new) % self.buffer_size
-            new_rows = th.from_numpy(self._rows[steps]).to(self.device)
-            shape = (self.buffer_size, self.n_envs, -1)
-            self._device_rows.view(shape).index_copy_(0, th.from_numpy(steps).to(self.device), new_rows)
+        pieces = [(0, self.buffer_size)]
+        if n_new < self.buffer_size:
+            first = (self.pos - self._n_pending - 1) % self.buffer_size
+            end = first + n_new
+            pieces = [(first, min(end, self.buffer_size)), (0, max(0, end - self.buffer_size))]
+        if self._n_pending > 0:
+            for name, block in self._device_blocks.items():
+                for start, end in pieces:
+                    rows = slice(start * self.n_envs, end * self.n_envs)
+                    block[rows].copy_(self._host_blocks[name][rows], non_blocking=True)
         self._n_pending = 0
-        return self._device_rows
 
-    def _make_device_rows(self) -> th.Tensor:
-        """
-        :return: memory for a copy of the rows; the rows themselves where the device has too little
-        """
+    def _make_device_blocks(self) -> Blocks:
+        """Return memory on the device; the replay buffer's own where the device has too little."""
         try:
-            return th.zeros_like(self._host_rows, device=self.device)
+            return {name: th.zeros_like(block, device=self.device) for name, block in self._host_blocks.items()}
         except th.cuda.OutOfMemoryError:
+            size = sum(block.nbytes for block in self.blocks.values())
             warnings.warn(
-                f"The replay buffer ({self._rows.nbytes / 1e9:.2f} GB) does not fit into the memory of {self.device}: "
-                "it stays in the computer's own, which is slower",
+                f"The replay buffer ({size / 1e9:.2f} GB) does not fit into the memory of {self.device}: "
+                "it stays in the computer's main memory, which is slower",
                 stacklevel=2,
             )
-            return self._host_rows
+            return self._host_blocks
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in REBUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._view_rows()
+        self._view_blocks()
+
+
+def _column(name: str, key: str | None) -> str:
+    """Return the name of the column of observations with a key."""
+    return name if key is None else f"{name}.{key}"
+
+
+def _to_device(batch: Any, device: th.device) -> Any:
+    """Return a batch on a device."""
+    if isinstance(batch, dict):
+        return {key: _to_device(part, device) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return type(batch)(*(_to_device(part, device) for part in batch))
+    return batch if batch is None else batch.to(device)
 
 
 def _warn_if_too_large(n_bytes: int) -> None:
-    """
-    :param n_bytes: memory that a replay buffer will take: the system gives it bit by bit, as it fills
-    """
+    """Warn if a full replay buffer will exceed the available memory, which the system provides as it fills."""
     if psutil is None:
         return
     available = psutil.virtual_memory().available
@@ -254,22 +405,20 @@ def _warn_if_too_large(n_bytes: int) -> None:
 
 def make_replay_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
     """
+    Make an empty replay buffer of the class that the agent's arguments ask for.
+
     :param model: the agent
-    :return: an empty replay buffer of the class that its arguments ask for
+    :return: the replay buffer
+    :raises ValueError: the class needs an env
     """
     buffer_class = model.replay_buffer_class
-    # The user's own dictionary is part of the zip: no env and nothing derived may enter it
+    # A copy: the user's dictionary is saved with the agent
     kwargs = dict(model.replay_buffer_kwargs)
     if buffer_class is None:
-        if isinstance(model.observation_space, spaces.Dict):
-            buffer_class = DictReplayBuffer
-        elif model.n_steps > 1:
-            buffer_class = NStepReplayBuffer
-            kwargs.update(n_steps=model.n_steps, gamma=model.gamma)
-        elif _can_be_packed(model.observation_space):
-            buffer_class = PackedReplayBuffer
-        else:
-            buffer_class = ReplayBuffer
+        buffer_class = PackedReplayBuffer
+        kwargs.update(n_steps=model.n_steps, gamma=model.gamma)
+        if _needs_float64(model._vec_normalize_env):
+            kwargs["dtype"] = np.float64
     elif issubclass(buffer_class, HerReplayBuffer):
         if model.env is None:
             raise ValueError(f"env=None is not allowed with {buffer_class.__name__}, expected the env of the goals")
@@ -285,24 +434,25 @@ def make_replay_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
     )
 
 
-def _can_be_packed(space: spaces.Space) -> bool:
-    """
-    :param space: an observation space
-    :return: whether its observations are vectors of float32
-    """
-    return isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype == np.float32
+def _needs_float64(env: VecNormalize | None) -> bool:
+    """Return whether ``VecNormalize`` may subtract nearly equal numbers that float32 cannot tell apart."""
+    if env is None or not env.norm_obs:
+        return False
+    space = env.observation_space
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    return any(part.dtype is not None and part.dtype.itemsize > 4 for part in parts)
 
 
-# Rows are written once and change afterwards by `end_open_episodes` only, but for a few arrays of HER's
+# Rows of these are written once. Later only `end_open_episodes`, and HER's arrays of episodes, change them
 KNOWN_CLASSES = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
 
 
 def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
     """
-    Make a time-out of each env's last row whose episode is still open: what follows comes from another episode. Where
-    the replay buffer takes time-outs for terminal states, it is one.
+    Mark the last row of each env as a time-out if its episode is still open, because the next row will belong to
+    another episode. In a replay buffer that does not know time-outs it becomes a terminal state.
 
-    :param replay_buffer: a replay buffer
+    :param replay_buffer: the replay buffer
     """
     if not replay_buffer.full and replay_buffer.pos == 0:
         return
@@ -310,7 +460,7 @@ def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
     for env_idx in np.flatnonzero(replay_buffer.dones[last] == 0):
         replay_buffer.dones[last, env_idx] = 1
         if replay_buffer.handle_timeout_termination and not replay_buffer.optimize_memory_usage:
-            # Bootstrapped. With `optimize_memory_usage` the next observation is about to be overwritten
+            # With `optimize_memory_usage` the next observation is about to be overwritten, so its value is useless
             replay_buffer.timeouts[last, env_idx] = 1
         if isinstance(replay_buffer, HerReplayBuffer):
             replay_buffer._compute_episode_length(int(env_idx))
@@ -318,8 +468,10 @@ def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
 
 def check_replay_buffer_arguments(model: OffPolicyAlgorithm) -> None:
     """
+    Check the agent's arguments of the replay buffer.
+
     :param model: the agent
-    :raises ValueError: there is no replay buffer with all of its options
+    :raises ValueError: no replay buffer has all of its options
     """
     buffer_class = model.replay_buffer_class
     if buffer_class is not None and not (isinstance(buffer_class, type) and issubclass(buffer_class, ReplayBuffer)):
@@ -329,30 +481,21 @@ def check_replay_buffer_arguments(model: OffPolicyAlgorithm) -> None:
             f"replay_buffer_kwargs={model.replay_buffer_kwargs!r} is not allowed, expected a dictionary or None"
         )
     if buffer_class is None:
-        # SB3 writes the latter two into the user's own dictionary
+        # SB3 writes the last two into the user's own dictionary
         known = {_HANDLE_TIMEOUTS, *(("n_steps", "gamma") if model.n_steps > 1 else ())}
         check_known("ReplayBuffer", model.replay_buffer_kwargs, known)
     check_bool(_HANDLE_TIMEOUTS, model.replay_buffer_kwargs.get(_HANDLE_TIMEOUTS, True))
-    has_dict_obs = isinstance(model.observation_space, spaces.Dict)
-    if model.optimize_memory_usage and has_dict_obs:
-        raise ValueError("optimize_memory_usage=True is not allowed with Dict observations, expected False")
     if model.optimize_memory_usage and model.buffer_size < 2 * model.n_envs:
         raise ValueError(
             f"buffer_size={model.buffer_size} is not allowed with optimize_memory_usage=True, expected at least "
             f"{2 * model.n_envs}: two steps of each env"
         )
-    if model.n_steps == 1:
-        return
-    if buffer_class is not None:
+    if model.n_steps > 1 and buffer_class is not None:
         warnings.warn(
             f"n_steps={model.n_steps} is not used: replay_buffer_class={buffer_class.__name__} "
             "decides on returns; configure it by replay_buffer_kwargs",
             stacklevel=2,
         )
-    elif has_dict_obs:
-        raise ValueError(f"n_steps={model.n_steps} is not allowed with Dict observations, expected 1")
-    elif model.optimize_memory_usage:
-        raise ValueError(f"n_steps={model.n_steps} is not allowed with optimize_memory_usage=True, expected 1")
 
 
 def check_terminations_can_be_stored(replay_buffer: ReplayBuffer, hook: RewardShaping) -> None:
@@ -374,10 +517,12 @@ def check_terminations_can_be_stored(replay_buffer: ReplayBuffer, hook: RewardSh
 
 def check_loaded_replay_buffer(model: OffPolicyAlgorithm, replay_buffer: Any, path: str) -> None:
     """
+    Check that a loaded replay buffer fits the agent.
+
     :param model: the agent
-    :param replay_buffer: what was loaded for it, or is going to be: anything with the attributes of a replay buffer
-    :param path: where from, for the error
-    :raises ValueError: the transitions are not those of its envs, or for other n-step returns
+    :param replay_buffer: the replay buffer, or an object with its attributes
+    :param path: path of its file, for errors
+    :raises ValueError: its transitions belong to other envs, or to other n-step returns
     """
     names = ["n_envs", "observation_space", "action_space"]
     if model.replay_buffer_class is None:
@@ -385,7 +530,7 @@ def check_loaded_replay_buffer(model: OffPolicyAlgorithm, replay_buffer: Any, pa
         if model.n_steps > 1:
             names.append("gamma")
     for name in names:
-        # Only n-step buffers know their number of steps
+        # Only buffers with n-step returns know their number of steps
         loaded, expected = getattr(replay_buffer, name, 1), getattr(model, name)
         if loaded != expected:
             raise ValueError(f"The replay buffer in {path} has {name}={loaded}, expected {expected}")

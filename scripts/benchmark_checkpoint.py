@@ -36,7 +36,7 @@ def main() -> None:
 
     replay_buffer = model.replay_buffer
     assert isinstance(replay_buffer, PackedReplayBuffer)
-    rows, rng = replay_buffer._rows, np.random.default_rng(0)
+    rows, rng = replay_buffer.blocks["rows"], np.random.default_rng(0)
     for part in np.array_split(rows, max(len(rows) // 100_000, 1)):
         part[...] = rng.standard_normal(part.shape, dtype=np.float32)
     replay_buffer.full = True

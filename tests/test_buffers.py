@@ -1,4 +1,4 @@
-"""The packed replay buffer against SB3's."""
+"""The replay buffer against SB3's."""
 
 import pickle
 import warnings
@@ -10,8 +10,11 @@ import pytest
 import torch as th
 from envs import CountingEnv, tiny
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from stable_baselines3 import TD3
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -21,97 +24,239 @@ from sb3_td3x.buffers import PackedReplayBuffer
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 SMALL_MEMORY = {"optimize_memory_usage": True, "handle_timeout_termination": False}
 OBS, ACTION = spaces.Box(-1, 1, (5,)), spaces.Box(-1, 1, (2,))
+SPACES: dict[str, spaces.Space] = {
+    "float32": OBS,
+    "float64": spaces.Box(-1, 1, (5,), np.float64),
+    "float16": spaces.Box(-1, 1, (5,), np.float16),
+    "matrix": spaces.Box(-1, 1, (2, 3)),
+    "int64": spaces.Box(-100, 100, (3,), np.int64),
+    "bytes": spaces.Box(0, 255, (3,), np.uint8),
+    "image": spaces.Box(0, 255, (4, 6, 5), np.uint8),
+    "discrete": spaces.Discrete(7),
+    "multi-discrete": spaces.MultiDiscrete([3, 4]),
+    "multi-binary": spaces.MultiBinary(4),
+    "dict": spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (4, 6, 5), np.uint8),
+            "vector": spaces.Box(-1, 1, (5,), np.float64),
+            "matrix": spaces.Box(-1, 1, (2, 3)),
+            "number": spaces.Discrete(3),
+        }
+    ),
+}
 
 
-def make(cls: type[ReplayBuffer], size: int = 20, n_envs: int = 1, **kwargs: Any) -> ReplayBuffer:
-    return cls(size, OBS, ACTION, "cpu", n_envs, **kwargs)
+def make(cls: type[ReplayBuffer], size: int = 20, n_envs: int = 1, space: spaces.Space = OBS, **kwargs: Any) -> Any:
+    return cls(size, space, ACTION, "cpu", n_envs, **kwargs)
+
+
+def observations(space: spaces.Space, n_envs: int, rng: np.random.Generator) -> Any:
+    """Observations of vectorized envs."""
+    if isinstance(space, spaces.Dict):
+        return {key: observations(part, n_envs, rng) for key, part in space.spaces.items()}
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([space.sample() for _ in range(n_envs)])
 
 
 def fill(buffer: ReplayBuffer, steps: int) -> None:
     rng = np.random.default_rng(0)
     for _ in range(steps):
-        obs, next_obs = rng.normal(size=(2, buffer.n_envs, 5))
-        infos = [{"TimeLimit.truncated": True} if rng.random() < 0.5 else {} for _ in range(buffer.n_envs)]
+        obs, next_obs = (observations(buffer.observation_space, buffer.n_envs, rng) for _ in range(2))
+        dones = rng.random(buffer.n_envs) < 0.4
+        infos = [{"TimeLimit.truncated": True} if done and rng.random() < 0.5 else {} for done in dones]
         action, reward = rng.uniform(-1, 1, (buffer.n_envs, 2)), rng.normal(size=buffer.n_envs)
-        buffer.add(obs, next_obs, action, reward, rng.random(buffer.n_envs) < 0.5, infos)
+        buffer.add(obs, next_obs, action, reward, dones, infos)
+
+
+def parts(value: Any) -> dict[str, Any]:
+    """An array or tensor, or each of a dictionary."""
+    return value if isinstance(value, dict) else {"": value}
+
+
+def assert_same_batches(expected: Any, actual: Any, tolerance: float = 0.0) -> None:
+    """After the cast that the networks do."""
+    for name, value in expected._asdict().items():
+        if value is None:
+            continue
+        for key, part in parts(value).items():
+            own = parts(getattr(actual, name))[key]
+            assert own.shape == part.shape, (name, key)
+            assert own.dtype == (th.uint8 if part.dtype == th.uint8 else th.float32), (name, key)
+            th.testing.assert_close(own.float(), part.float(), rtol=tolerance, atol=tolerance, msg=f"{name} {key}")
+
+
+def batches(buffer: Any, env: VecNormalize | None = None) -> list[Any]:
+    set_random_seed(0)
+    return [buffer.sample(16, env=env) for _ in range(3)]
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("steps", [4, 20, 33])
 @pytest.mark.parametrize("kwargs", [{}, {"handle_timeout_termination": False}, SMALL_MEMORY])
-def test_same_contents_and_batches_as_sb3(n_envs: int, steps: int, kwargs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("space", SPACES)
+def test_same_contents_and_batches_as_sb3(space: str, n_envs: int, steps: int, kwargs: dict[str, Any]) -> None:
     """Half full, full, and overwriting the oldest; a seed draws the same batches."""
-    sb3, packed = (
-        make(ReplayBuffer, 20 * n_envs, n_envs, **kwargs),
-        make(PackedReplayBuffer, 20 * n_envs, n_envs, **kwargs),
-    )
-    batches = []
+    if space == "dict" and kwargs == SMALL_MEMORY:
+        pytest.skip("SB3 has no such replay buffer")
+    cls = DictReplayBuffer if space == "dict" else ReplayBuffer
+    sb3, packed = (make(it, 20 * n_envs, n_envs, SPACES[space], **kwargs) for it in (cls, PackedReplayBuffer))
     for buffer in (sb3, packed):
         fill(buffer, steps)
-        set_random_seed(0)
-        batches.append([buffer.sample(16) for _ in range(3)])
     assert (packed.pos, packed.full, packed.size()) == (sb3.pos, sb3.full, sb3.size())
     for name in ARRAYS:
         assert hasattr(packed, name) == hasattr(sb3, name)
-        if hasattr(sb3, name):
-            np.testing.assert_array_equal(getattr(packed, name), getattr(sb3, name), err_msg=name)
-    for expected, actual in zip(*batches, strict=True):
-        for name, value in expected._asdict().items():
-            if value is not None:
-                assert th.equal(getattr(actual, name), value), name
+        for key, array in parts(getattr(sb3, name, {})).items():
+            expected = array.astype(np.float32) if array.dtype != np.uint8 else array
+            np.testing.assert_array_equal(parts(getattr(packed, name))[key], expected, err_msg=f"{name} {key}")
+    for expected, actual in zip(batches(sb3), batches(packed), strict=True):
+        assert_same_batches(expected, actual)
 
 
-@pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
-def test_same_batches_as_sb3_with_vec_normalize(kwargs: dict[str, Any]) -> None:
-    env = VecNormalize(DummyVecEnv([CountingEnv]))
-    env.obs_rms.mean[:] = 3
-    batches = []
+@given(
+    n_steps=st.integers(2, 9),
+    steps=st.integers(1, 30),
+    n_envs=st.integers(1, 3),
+    gamma=st.sampled_from([0.9, 0.99, 1.0]),
+    timeouts=st.booleans(),
+)
+@settings(deadline=None, max_examples=80)
+def test_same_n_step_returns_as_sb3(n_steps: int, steps: int, n_envs: int, gamma: float, timeouts: bool) -> None:
+    """Across the end of the memory, terminations, time-outs and the newest step."""
+    kwargs = {"n_steps": n_steps, "gamma": gamma, "handle_timeout_termination": timeouts}
+    sb3, packed = (make(cls, 12 * n_envs, n_envs, **kwargs) for cls in (NStepReplayBuffer, PackedReplayBuffer))
+    for buffer in (sb3, packed):
+        fill(buffer, steps)
+    for expected, actual in zip(batches(sb3), batches(packed), strict=True):
+        assert_same_batches(expected, actual, 1e-6)
+
+
+def normalized_env(space: spaces.Space, **kwargs: Any) -> VecNormalize:
+    """With statistics as of large numbers that hardly differ."""
+    env = CountingEnv(action_space=ACTION)
+    env.observation_space = space  # type: ignore[assignment]
+    env.reset = lambda **_: (space.sample(), {})  # type: ignore[method-assign]
+    vec_normalize = VecNormalize(DummyVecEnv([lambda: env]), **kwargs)
+    statistics: list[RunningMeanStd] = [vec_normalize.ret_rms, *parts(getattr(vec_normalize, "obs_rms", {})).values()]
+    for rms in statistics:
+        rms.mean, rms.var = np.full_like(rms.mean, 1e4), np.full_like(rms.var, 1e-4)
+    return vec_normalize
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize(
+    ("space", "kwargs"),
+    [
+        (spaces.Box(-np.inf, np.inf, (3,), np.float64), {}),
+        (spaces.Box(-np.inf, np.inf, (3,), np.float32), {}),
+        (spaces.Box(-np.inf, np.inf, (3,), np.float64), {"norm_reward": False, "clip_obs": 0.5}),
+        (spaces.Box(-np.inf, np.inf, (3,), np.float64), {"norm_obs": False, "clip_reward": 0.5}),
+        (spaces.Box(0, 255, (4, 6, 5), np.uint8), {}),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float64), "b": OBS}), {"norm_obs_keys": ["a"]}),
+    ],
+)
+def test_same_batches_as_sb3_with_vec_normalize(space: spaces.Space, kwargs: dict[str, Any], n_steps: int) -> None:
+    """Means of 1e4 and deviations of 1e-2: SB3 normalizes in float64."""
+    env = normalized_env(space, **kwargs)
+    model = TD3X("MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy", env, **tiny(n_steps=n_steps))
+    packed = model.replay_buffer
+    if isinstance(space, spaces.Dict) and n_steps > 1:
+        pytest.skip("SB3 has no such replay buffer")
+    cls = DictReplayBuffer if isinstance(space, spaces.Dict) else ReplayBuffer if n_steps == 1 else NStepReplayBuffer
+    sb3 = make(cls, 1000, 1, space, **({"n_steps": n_steps, "gamma": 0.99} if n_steps > 1 else {}))
+    for buffer in (sb3, packed):
+        rng = np.random.default_rng(0)
+        for _ in range(30):
+            obs, next_obs = (
+                {key: 1e4 + 0.02 * rng.normal(size=part.shape) for key, part in parts_of(space).items()} for _ in "ab"
+            )
+            step = [obs, next_obs] if isinstance(space, spaces.Dict) else [obs[""], next_obs[""]]
+            if space.dtype == np.uint8:
+                step = [rng.integers(0, 256, space.shape or ()) for _ in "ab"]
+            buffer.add(*step, np.zeros((1, 2)), rng.normal(size=1), rng.random(1) < 0.2, [{}])
+    for expected, actual in zip(batches(sb3, env), batches(packed, env), strict=True):
+        assert_same_batches(expected, actual, 1e-5)
+
+
+def parts_of(space: spaces.Space) -> dict[str, spaces.Space]:
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+
+
+def test_statistics_are_those_of_the_moment() -> None:
+    env = normalized_env(spaces.Box(-np.inf, np.inf, (3,), np.float64))
+    buffer = make(PackedReplayBuffer, 10, 1, env.observation_space)
+    buffer.add(np.full((1, 3), 2.0), np.zeros((1, 3)), np.zeros((1, 2)), np.ones(1), np.zeros(1), [{}])
+    for mean in (1.0, 0.5):
+        env.obs_rms.mean[:] = mean
+        env.obs_rms.var[:] = 1 - env.epsilon
+        np.testing.assert_allclose(buffer.sample(1, env=env).observations.numpy(), 2 - mean, rtol=1e-6)
+
+
+def test_infos_with_an_array_of_time_outs() -> None:
+    """As SB3's replay buffer takes them."""
+    flags = np.array([[True, False], [False, True]])
     for cls in (ReplayBuffer, PackedReplayBuffer):
-        buffer = cls(20, env.observation_space, env.action_space, "cpu", **kwargs)
-        for step in range(9):
-            obs = np.full((1, 2), step, np.float32)
-            buffer.add(obs, obs + 1, np.zeros((1, 1)), np.ones(1), np.zeros(1), [{}])
-        set_random_seed(0)
-        batches.append(buffer.sample(8, env=env))
-    for expected, actual in zip(*batches, strict=True):
-        assert expected is actual is None or th.equal(actual, expected)
+        buffer = make(cls, 20, 2)
+        obs = np.zeros((2, 2, 5))
+        infos = [[{"TimeLimit.truncated": row}] for row in flags]
+        buffer.extend(obs, obs, np.zeros((2, 2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), infos)
+        np.testing.assert_array_equal(buffer.timeouts[:2], flags)
 
 
 @pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
 def test_memory_is_sb3_s(kwargs: dict[str, Any]) -> None:
     packed, sb3 = make(PackedReplayBuffer, 1000, **kwargs), make(ReplayBuffer, 1000, **kwargs)
-    assert packed._rows.nbytes == sum(getattr(sb3, name).nbytes for name in ARRAYS if hasattr(sb3, name))
+    size = sum(block.nbytes for block in packed.blocks.values())
+    assert size == sum(getattr(sb3, name).nbytes for name in ARRAYS if hasattr(sb3, name))
 
 
+def test_memory_for_halfcheetah() -> None:
+    """Its observations are float64; SB3 stores them as they are."""
+    space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
+    own, sb3 = (cls(1000, space, spaces.Box(-1, 1, (6,)), "cpu") for cls in (PackedReplayBuffer, ReplayBuffer))
+    assert sum(block.nbytes for block in own.blocks.values()) == 172 * 1000
+    assert 0.57 * sum(getattr(sb3, name).nbytes for name in ARRAYS) >= 172 * 1000
+
+
+def as_on_a_gpu(buffer: PackedReplayBuffer) -> PackedReplayBuffer:
+    """With a copy of the memory."""
+    buffer.blocks_on_device()
+    buffer._device_blocks = {name: th.zeros_like(block) for name, block in buffer._host_blocks.items()}
+    return buffer
+
+
+def assert_copy_follows(buffer: PackedReplayBuffer) -> None:
+    blocks = buffer.blocks_on_device()
+    assert blocks is not buffer._host_blocks
+    for name, block in blocks.items():
+        assert th.equal(block, buffer._host_blocks[name]), name
+
+
+@pytest.mark.parametrize("space", ["float64", "dict"])
 @pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
-def test_copy_on_a_device_follows(kwargs: dict[str, Any]) -> None:
+def test_copy_on_a_device_follows(kwargs: dict[str, Any], space: str) -> None:
     """What is added between two batches, across the end of the memory and more than once around it, and assigned."""
-    buffer = make(PackedReplayBuffer, 12, 2, **kwargs)
-    assert isinstance(buffer, PackedReplayBuffer)
-    # As on a GPU: a copy
-    buffer._device_rows = th.zeros_like(buffer._host_rows)
+    buffer = as_on_a_gpu(make(PackedReplayBuffer, 12, 2, SPACES[space], **kwargs))
     for steps in (1, 0, 4, 3, 5, 20, 2):
         fill(buffer, steps)
-        rows = buffer.rows_on_device()
-        assert rows is buffer._device_rows
-        assert th.equal(rows, buffer._host_rows)
+        assert_copy_follows(buffer)
     buffer.rewards = np.full((6, 2), 3.0)
     assert (buffer.sample(4).rewards == 3).all()
-    assert pickle.loads(pickle.dumps(buffer))._device_rows is None
+    buffer.rewards[:] = 4
+    buffer.mark_changed()
+    assert (buffer.sample(4).rewards == 4).all()
+    assert pickle.loads(pickle.dumps(buffer))._device_blocks is None
 
 
 @pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
 @pytest.mark.parametrize("steps", [1, 6, 9])
 def test_copy_on_a_device_has_the_marks_of_episodes_that_were_cut_short(kwargs: dict[str, Any], steps: int) -> None:
-    """As SB3 and checkpoints mark them before the next episode begins: in the arrays, after the step was sent."""
-    buffer = make(PackedReplayBuffer, 12, 2, **kwargs)
-    assert isinstance(buffer, PackedReplayBuffer)
-    buffer._device_rows = th.zeros_like(buffer._host_rows)
+    """SB3 and checkpoints mark them in the arrays before the next episode begins, after the step was sent."""
+    buffer = as_on_a_gpu(make(PackedReplayBuffer, 12, 2, **kwargs))
     fill(buffer, steps)
-    buffer.rows_on_device()
+    buffer.blocks_on_device()
     buffer.dones[buffer.pos - 1] = True
     fill(buffer, 1)
-    assert th.equal(buffer.rows_on_device(), buffer._host_rows)
+    assert_copy_follows(buffer)
 
 
 def test_stays_in_the_computer_s_memory_where_the_device_has_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +266,7 @@ def test_stays_in_the_computer_s_memory_where_the_device_has_too_little(monkeypa
     buffer = make(PackedReplayBuffer)
     fill(buffer, 6)
     expected = buffer.sample(4)
+    buffer._device_blocks = None
     buffer.device = th.device("meta")
     monkeypatch.setattr(th, "zeros_like", fail)
     with pytest.warns(UserWarning, match="does not fit into the memory of meta"):
@@ -153,7 +299,7 @@ def test_arrays_stay_views_of_the_rows() -> None:
     buffer.rewards[0] = 7
     buffer.observations = np.full((20, 1, 5), 2.0)
     loaded = pickle.loads(pickle.dumps(buffer))
-    assert len(pickle.dumps(buffer)) < 1.5 * buffer._rows.nbytes + 5000
+    assert len(pickle.dumps(buffer)) < 1.5 * buffer.blocks["rows"].nbytes + 5000
     for each in (buffer, loaded):
         batch = each.sample(64)
         assert (batch.observations == 2).all()
@@ -165,8 +311,11 @@ def test_arrays_stay_views_of_the_rows() -> None:
 
 def test_default_where_it_applies() -> None:
     assert isinstance(TD3X("MlpPolicy", CountingEnv(), **tiny()).replay_buffer, PackedReplayBuffer)
-    for kwargs in ({"n_steps": 2}, {"replay_buffer_class": ReplayBuffer}):
-        assert not isinstance(TD3X("MlpPolicy", CountingEnv(), **tiny(**kwargs)).replay_buffer, PackedReplayBuffer)
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(n_steps=2, gamma=0.5))
+    assert isinstance(model.replay_buffer, PackedReplayBuffer)
+    assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (2, 0.5)
+    model = TD3X("MlpPolicy", CountingEnv(), **tiny(replay_buffer_class=ReplayBuffer))
+    assert type(model.replay_buffer) is ReplayBuffer
     small_memory = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
     buffer = TD3X("MlpPolicy", CountingEnv(), **tiny(**small_memory)).replay_buffer
     assert isinstance(buffer, PackedReplayBuffer)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Arguments of each class besides those that all have, which are also its attributes
 _ARGUMENTS: dict[type[ReplayBuffer], tuple[str, ...]] = {
-    PackedReplayBuffer: ("optimize_memory_usage",),
+    PackedReplayBuffer: ("optimize_memory_usage", "n_steps", "gamma", "dtype"),
     ReplayBuffer: ("optimize_memory_usage",),
     NStepReplayBuffer: ("n_steps", "gamma"),
     DictReplayBuffer: (),
@@ -459,7 +459,7 @@ def _columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     :return: its arrays by their names in a pickle
     """
     if isinstance(replay_buffer, PackedReplayBuffer):
-        return {"_rows": replay_buffer._rows}
+        return replay_buffer.blocks
     return _arrays(replay_buffer)
 
 

@@ -123,7 +123,7 @@ def columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     :return: the arrays that get a row with each call of ``add``, (buffer_size, n_envs, ...), not copied
     """
     if isinstance(replay_buffer, PackedReplayBuffer):
-        return {"rows": replay_buffer._rows}
+        return replay_buffer.blocks
     arrays: dict[str, np.ndarray] = {}
     for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
         if name == "next_observations" and replay_buffer.optimize_memory_usage:

@@ -39,19 +39,20 @@ class UpdateGraphs:
         self._update = update
         self._replay_buffer = replay_buffer
         self._settings = _settings(update, batch_size)
-        self._rows = replay_buffer.rows_on_device()
+        self._blocks = replay_buffer.blocks_on_device()
+        self._device = update.networks.policy.device
         # As many different rows as possible for the comparison; later those of each batch
-        self._indices = th.arange(batch_size, device=self._rows.device) % max(replay_buffer.size(), 1)
-        self._sums = th.zeros(len(METRICS), device=self._rows.device)
+        self._indices = th.arange(batch_size, device=self._device) % max(replay_buffer.size(), 1)
+        self._sums = th.zeros(len(METRICS), device=self._device)
 
         self._prepare()
         before = self._copy_state()
-        with _side_stream(self._rows.device):
+        with _side_stream(self._device):
             for _ in range(_N_WARM_UP):
                 self._update_once(with_actor=True)
         expected = self._run_from(before, self._update_once)
         self._restore_state(before)
-        with _current_device(self._rows.device):
+        with _current_device(self._device):
             self._replays = {with_actor: capture(self._update_once, with_actor) for with_actor in (False, True)}
         actual = self._run_from(before, lambda with_actor: self._replays[with_actor]())
         self._restore_state(before)
@@ -74,7 +75,7 @@ class UpdateGraphs:
             and all(isinstance(it, FlatAdam) and it.has_equal_steps() for it in _optimizers(update))
             and type(replay_buffer) is PackedReplayBuffer
             # False if the GPU has too little memory for the replay buffer
-            and replay_buffer.rows_on_device().is_cuda
+            and all(block.is_cuda for block in replay_buffer.blocks_on_device().values())
         )
 
     def is_current(self, update: Update, replay_buffer: ReplayBuffer, batch_size: int) -> bool:
@@ -88,7 +89,7 @@ class UpdateGraphs:
         return (
             self._update is update
             and self._replay_buffer is replay_buffer
-            and self._rows is self._replay_buffer.rows_on_device()
+            and self._blocks is self._replay_buffer.blocks_on_device()
             and self._settings == _settings(update, batch_size)
         )
 
@@ -100,7 +101,7 @@ class UpdateGraphs:
         :return: means over the updates, by the names in ``METRICS``
         """
         self._prepare()
-        self._replay_buffer.rows_on_device()
+        self._replay_buffer.blocks_on_device()
         draws = np.stack([self._replay_buffer.draw(len(self._indices)) for _ in with_actor])
         all_indices = th.from_numpy(draws).to(self._indices.device, non_blocking=True)
         self._sums.zero_()
@@ -116,7 +117,7 @@ class UpdateGraphs:
 
     def _update_once(self, with_actor: bool) -> None:
         """Do one update with the transitions at ``_indices``."""
-        batch = self._replay_buffer.gather(self._rows, self._indices)
+        batch = self._replay_buffer.gather(self._blocks, self._indices)
         for idx, metric in enumerate(self._update(batch, with_actor)):
             self._sums[idx].add_(metric)
 
@@ -134,14 +135,14 @@ class UpdateGraphs:
 
     def _copy_state(self) -> tuple[list[th.Tensor], th.Tensor]:
         """Return copies of everything that an update changes, and the state of the random generator."""
-        return [tensor.clone() for tensor in self._state()], _get_rng_state(self._rows.device)
+        return [tensor.clone() for tensor in self._state()], _get_rng_state(self._device)
 
     def _restore_state(self, state: tuple[list[th.Tensor], th.Tensor]) -> None:
         """Restore the result of ``_copy_state``."""
         tensors, rng_state = state
         for tensor, copy in zip(self._state(), tensors, strict=True):
             tensor.copy_(copy)
-        _set_rng_state(rng_state, self._rows.device)
+        _set_rng_state(rng_state, self._device)
 
     def _run_from(self, state: tuple[list[th.Tensor], th.Tensor], update: Callable[[bool], None]) -> list[th.Tensor]:
         """Do an update without and one with the actor from a state; return copies of everything that changed."""
