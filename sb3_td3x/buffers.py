@@ -210,10 +210,7 @@ class PackedReplayBuffer(ReplayBuffer):
         :param env: associated gym VecEnv to normalize the observations/rewards when sampling
         :return: the transitions
         """
-        blocks = self.blocks_on_device()
-        indices = th.from_numpy(self.draw(batch_size)).to(blocks[_ROWS].device)
-        batch = self.gather(blocks, indices, self.normalizer(env))
-        return batch if blocks[_ROWS].device.type == self.device.type else _to_device(batch, self.device)
+        return self._get_samples(self._draw_steps(batch_size), env)
 
     def draw(self, batch_size: int) -> np.ndarray:
         """
@@ -222,14 +219,26 @@ class PackedReplayBuffer(ReplayBuffer):
         :param batch_size: Number of transitions
         :return: their rows, (batch_size,)
         """
+        return self._with_random_envs(self._draw_steps(batch_size))
+
+    def _draw_steps(self, batch_size: int) -> np.ndarray:
+        """Draw steps with replacement."""
         if self.optimize_memory_usage and self.full:
             # The oldest step holds the observation that the newest transition led to
-            steps = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
-        else:
-            steps = np.random.randint(0, self.size(), size=batch_size)
+            return (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+        return np.random.randint(0, self.size(), size=batch_size)
+
+    def _with_random_envs(self, steps: np.ndarray) -> np.ndarray:
+        """Return the rows of steps, each of an env drawn at random."""
         if self.n_envs == 1:
             return steps
-        return steps * self.n_envs + np.random.randint(0, self.n_envs, size=batch_size)
+        return steps * self.n_envs + np.random.randint(0, self.n_envs, size=len(steps))
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        blocks = self.blocks_on_device()
+        indices = th.from_numpy(self._with_random_envs(batch_inds)).to(blocks[_ROWS].device)
+        batch = self.gather(blocks, indices, self.normalizer(env))
+        return batch if blocks[_ROWS].device.type == self.device.type else _to_device(batch, self.device)
 
     def gather(
         self, blocks: Blocks, indices: th.Tensor, normalizer: BatchNormalizer | None = None

@@ -93,8 +93,7 @@ class TD3X(OffPolicyAlgorithm):
     :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation.
     :param optimize_memory_usage: Enable a memory efficient variant of the replay buffer at a cost of more complexity;
         needs ``replay_buffer_kwargs=dict(handle_timeout_termination=False)``
-    :param n_steps: When > 1, use n-step returns. Only without a custom ``replay_buffer_class``,
-        and not with Dict observations.
+    :param n_steps: When > 1, use n-step returns. Only without a custom ``replay_buffer_class``.
     :param policy_delay: Update the actor and the target networks once every ``policy_delay`` updates of the critics.
         The count continues across calls of ``train()`` and after loading.
     :param target_policy_noise: Standard deviation of Gaussian noise added to target policy (smoothing noise),

@@ -377,16 +377,6 @@ def test_change_of_terminations_by_a_function_is_refused_without_timeouts_when_i
     assert model.replay_buffer.pos == 2
 
 
-def test_n_steps_are_refused_with_dict_observations() -> None:
-    with pytest.raises(ValueError, match=r"^n_steps=3 is not allowed with Dict observations, expected 1"):
-        TD3X("MultiInputPolicy", DictObs(CountingEnv()), **tiny(n_steps=3))
-
-
-def test_n_steps_are_refused_with_optimize_memory_usage() -> None:
-    with pytest.raises(ValueError, match=r"^n_steps=3 is not allowed with optimize_memory_usage=True, expected 1"):
-        make(n_steps=3, **NO_TIMEOUTS["optimize_memory_usage"])
-
-
 def test_optimize_memory_usage_is_refused_where_the_buffer_cannot_have_it() -> None:
     with pytest.raises(ValueError, match="optimize_memory_usage"):
         make(optimize_memory_usage=True)

@@ -22,7 +22,8 @@ from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
 
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-SMALL_MEMORY = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+SMALL_MEMORY_ONLY = {"optimize_memory_usage": True}
+SMALL_MEMORY = {**SMALL_MEMORY_ONLY, "handle_timeout_termination": False}
 OBS, ACTION = spaces.Box(-1, 1, (5,)), spaces.Box(-1, 1, (2,))
 SPACES: dict[str, spaces.Space] = {
     "float32": OBS,
@@ -128,6 +129,36 @@ def test_same_n_step_returns_as_sb3(n_steps: int, steps: int, n_envs: int, gamma
         fill(buffer, steps)
     for expected, actual in zip(batches(sb3), batches(packed), strict=True):
         assert_same_batches(expected, actual, 1e-6)
+
+
+@pytest.mark.parametrize("steps", [4, 33])
+def test_n_step_returns_of_dictionaries_and_of_observations_stored_once(steps: int) -> None:
+    """SB3 has neither: the same sums as for vectors, and where an episode goes on the same observations."""
+    kwargs = {"n_steps": 3, "handle_timeout_termination": False}
+    plain, once = (make(PackedReplayBuffer, 20, 1, **kwargs, **extra) for extra in ({}, SMALL_MEMORY_ONLY))
+    dictionary = make(PackedReplayBuffer, 20, 1, spaces.Dict({"a": OBS}), **kwargs)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(1, 5))
+    for _ in range(steps):
+        next_obs, action, reward, done = (
+            rng.normal(size=(1, 5)),
+            np.zeros((1, 2)),
+            rng.normal(size=1),
+            rng.random(1) < 0.2,
+        )
+        plain.add(obs, next_obs, action, reward, done, [{}])
+        once.add(obs, next_obs, action, reward, done, [{}])
+        dictionary.add({"a": obs}, {"a": next_obs}, action, reward, done, [{}])
+        obs = next_obs
+    indices = th.arange(min(steps, 20))
+    if steps > 20:
+        # The oldest step holds the newest observation
+        indices = indices[indices != once.pos]
+    expected, actual, of_dictionary = (it.gather(it.blocks_on_device(), indices) for it in (plain, once, dictionary))
+    assert_same_batches(expected, actual)
+    assert th.equal(of_dictionary.observations["a"], expected.observations)
+    assert th.equal(of_dictionary.next_observations["a"], expected.next_observations)
+    assert th.equal(of_dictionary.rewards, expected.rewards)
 
 
 def normalized_env(space: spaces.Space, **kwargs: Any) -> VecNormalize:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from envs import CountingEnv, DictObs, Episode, counting_vec_env, readable, tiny, vec_env
 from gymnasium import spaces
-from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x import TD3X
+from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.shaping import FallPenalty, PotentialShaping, RewardScale, RewardShaping, ShapingBatch
 
 FALL = -100.0
@@ -200,7 +200,7 @@ def test_n_step_sums_never_cross_a_reset(
     n, gamma, number = 3, 0.9, 30
     model = make(counting_vec_env(n_envs, EPISODES), hook, n_steps=n, gamma=gamma).learn(number * n_envs)
     buffer = model.replay_buffer
-    assert isinstance(buffer, NStepReplayBuffer)
+    assert isinstance(buffer, PackedReplayBuffer)
     expected = {}
     for env_idx in range(n_envs):
         steps = Steps(number, env_idx)

@@ -19,7 +19,7 @@ import torch as th
 from envs import CountingEnv, DictObs, Episode, counting_vec_env, readable, tiny, vec_env
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -549,7 +549,7 @@ def test_training_does_not_wait_for_processes_of_callbacks() -> None:
 
 def test_n_steps() -> None:
     model = make(counting_vec_env(2), n_steps=3, gamma=0.9).learn(60)
-    assert isinstance(model.replay_buffer, NStepReplayBuffer)
+    assert isinstance(model.replay_buffer, PackedReplayBuffer)
     assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (3, 0.9)
 
 
@@ -654,7 +654,7 @@ def test_stacked_frames() -> None:
 def test_dict_observations() -> None:
     env = vec_env(DictObs(CountingEnv()), DictObs(CountingEnv()))
     model = TD3X("MultiInputPolicy", env, **tiny()).learn(40)
-    assert isinstance(model.replay_buffer, DictReplayBuffer)
+    assert isinstance(model.replay_buffer, PackedReplayBuffer)
     with pytest.raises(ValueError, match="MultiInputPolicy"):
         TD3X("MlpPolicy", env, **tiny())
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts
 from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_flat
-from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, StackedLinear, TD3XPolicy
+from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, StackedLayerNorm, StackedLinear, TD3XPolicy
 
 aten = th.ops.aten
 
@@ -47,15 +47,65 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 }
 
 
+class LayerNorm:
+    """
+    The layer normalisation of one network, or of n networks at once (Ba et al. 2016).
+
+    :param weight: factor of the normalised features, (features,) or (n, 1, features)
+    :param bias: added to them, of the same shape
+    :param eps: added to the variance
+    :param weight_grad: memory for the gradient of the weight, (features,) or (n, features); None if it is not learned
+    :param bias_grad: the same for the bias
+    """
+
+    def __init__(
+        self,
+        weight: th.Tensor,
+        bias: th.Tensor,
+        eps: float,
+        weight_grad: th.Tensor | None = None,
+        bias_grad: th.Tensor | None = None,
+    ):
+        self.weight, self.bias, self.eps = weight, bias, eps
+        self.weight_grad, self.bias_grad = weight_grad, bias_grad
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """
+        Normalise features, and keep what ``backward`` needs.
+
+        :param x: features, (b, features) or (n, b, features)
+        :return: normalised features of the same shape
+        """
+        self._x = x
+        self._normalised, self._mean, self._rstd = aten.native_layer_norm(x, x.shape[-1:], None, None, self.eps)
+        return th.addcmul(self.bias, self._normalised, self.weight)
+
+    def backward(self, grad: th.Tensor) -> th.Tensor:
+        """
+        Write the gradients of weight and bias if they are learned, and compute the gradient of the features.
+
+        :param grad: gradient of the result of the last ``forward``
+        :return: gradient of its argument
+        """
+        if self.weight_grad is not None:
+            th.sum(grad * self._normalised, dim=-2, out=self.weight_grad)
+            th.sum(grad, dim=-2, out=self.bias_grad)
+        grads: tuple[th.Tensor, ...] = aten.native_layer_norm_backward(
+            grad * self.weight, self._x, grad.shape[-1:], self._mean, self._rstd, None, None, [True, False, False]
+        )
+        return grads[0]
+
+
 class Layer(NamedTuple):
     """
-    A layer h' = φ(h Wᵀ + b) of one network, or of n networks at once.
+    A layer h' = φ(N(h Wᵀ + b)) of one network, or of n networks at once.
 
     :param weight: W, (out, in) or (n, out, in)
     :param bias: b, (out,) or (n, 1, out)
     :param activation: φ
     :param weight_grad: memory for the gradient of W, of the same shape; None if it is not learned
     :param bias_grad: memory for the gradient of b, (out,) or (n, out); None if it is not learned
+    :param norm: N; None for the identity
     """
 
     weight: th.Tensor
@@ -63,6 +113,7 @@ class Layer(NamedTuple):
     activation: Activation
     weight_grad: th.Tensor | None = None
     bias_grad: th.Tensor | None = None
+    norm: LayerNorm | None = None
 
 
 class Mlp:
@@ -88,7 +139,8 @@ class Mlp:
         """
         values = [x]
         for layer, weight in zip(self.layers, self._transposed_weights, strict=True):
-            values.append(layer.activation.forward(self._linear(layer.bias, values[-1], weight)))
+            h = self._linear(layer.bias, values[-1], weight)
+            values.append(layer.activation.forward(h if layer.norm is None else layer.norm.forward(h)))
         return values
 
     def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
@@ -101,6 +153,8 @@ class Mlp:
         for idx in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[idx]
             grad = layer.activation.backward(grad, values[idx + 1])
+            if layer.norm is not None:
+                grad = layer.norm.backward(grad)
             self._product(grad.mT, values[idx], out=layer.weight_grad)
             th.sum(grad, dim=-2, out=layer.bias_grad)
             if idx > 0:
@@ -116,7 +170,10 @@ class Mlp:
         """
         for idx in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[idx]
-            grad = self._product(layer.activation.backward(grad, values[idx + 1]), layer.weight)
+            grad = layer.activation.backward(grad, values[idx + 1])
+            if layer.norm is not None:
+                grad = layer.norm.backward(grad)
+            grad = self._product(grad, layer.weight)
         return grad
 
 
@@ -148,6 +205,7 @@ class MixedPrecisionMlp(Mlp):
         values = [x]
         for idx, layer in enumerate(self.layers):
             h = self._linear(self._rounded(layer.bias, idx), values[-1], self._weights[idx].mT)
+            h = h if layer.norm is None else layer.norm.forward(h.float())
             h = self._rounded(layer.activation.forward(self._rounded(h, idx)), idx)
             values.append(self._rounded(h, min(idx + 1, len(self.layers) - 1)))
         return values
@@ -157,7 +215,7 @@ class MixedPrecisionMlp(Mlp):
             layer = self.layers[idx]
             assert layer.weight_grad is not None
             assert layer.bias_grad is not None
-            grad = self._backward_through_activation(values, grad, idx)
+            grad = self._backward_to_product(values, grad, idx)
             layer.weight_grad.copy_(self._rounded(self._product(grad.mT, values[idx]), idx))
             th.sum(grad, dim=-2, dtype=layer.bias_grad.dtype, out=layer.bias_grad)
             if idx > 0:
@@ -165,15 +223,17 @@ class MixedPrecisionMlp(Mlp):
 
     def backward_to_input(self, values: list[th.Tensor], grad: th.Tensor) -> th.Tensor:
         for idx in range(len(self.layers) - 1, -1, -1):
-            grad = self._backward_through_activation(values, grad, idx)
+            grad = self._backward_to_product(values, grad, idx)
             grad = self._rounded(self._product(grad, self._weights[idx]), idx)
         return grad
 
-    def _backward_through_activation(self, values: list[th.Tensor], grad: th.Tensor, idx: int) -> th.Tensor:
-        """Return the gradient of the argument of a layer's activation, in the precision of the layer's product."""
-        grad = self.layers[idx].activation.backward(grad, values[idx + 1])
+    def _backward_to_product(self, values: list[th.Tensor], grad: th.Tensor, idx: int) -> th.Tensor:
+        """Return the gradient of the result of a layer's product, in the precision of the product."""
+        layer = self.layers[idx]
+        grad = layer.activation.backward(grad, values[idx + 1])
         # As in ``forward``, round to the precision of the next layer first
-        return self._rounded(self._rounded(grad, min(idx + 1, len(self.layers) - 1)), idx)
+        grad = self._rounded(grad, min(idx + 1, len(self.layers) - 1))
+        return self._rounded(grad if layer.norm is None else layer.norm.backward(grad.float()), idx)
 
     def _rounded(self, tensor: th.Tensor, idx: int) -> th.Tensor:
         """Return an operand or a result of a layer's product in the precision of that product."""
@@ -215,9 +275,7 @@ class MlpNetworks:
         self._actor_target = make_mlp(_actor_layers(policy.actor_target, is_learned=False))
         self._critics = make_mlp(_critic_layers(policy.critic, is_learned=True))
         self._critics_target = make_mlp(_critic_layers(policy.critic_target, is_learned=False))
-        self._critic_1 = make_mlp(
-            [layer._replace(weight=layer.weight[0], bias=layer.bias[0, 0]) for layer in self._critics.layers]
-        )
+        self._critic_1 = make_mlp([_of_first_critic(layer) for layer in self._critics.layers])
         # In float32, as `predict`
         self._acting = Mlp(self._actor.layers)
         self._parts = PolicyParts(policy)
@@ -317,16 +375,28 @@ def has_bfloat16_instructions(device: th.device) -> bool:
 
 
 def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
-    """Return whether the modules are linear layers with a bias, each followed by at most one of ``ACTIVATIONS``."""
-    after_linear = False
+    """
+    Return whether the modules are linear layers with a bias, each followed by at most one layer normalisation and then
+    at most one of ``ACTIVATIONS``.
+    """
+    allowed: tuple[str, ...] = ("linear",)
     for module in modules:
-        is_linear = type(module) in (nn.Linear, StackedLinear) and module.bias is not None
-        # The derivative of ELU above assumes alpha = 1
-        is_known = type(module) in ACTIVATIONS and getattr(module, "alpha", 1.0) == 1.0
-        if not (is_linear or (is_known and after_linear)):
+        kind = _kind(module)
+        if kind not in allowed:
             return False
-        after_linear = is_linear
+        followers = {"linear": ("norm", "activation", "linear"), "norm": ("activation", "linear")}
+        allowed = followers.get(kind, ("linear",))
     return True
+
+
+def _kind(module: nn.Module) -> str | None:
+    """Return what the written-out gradients know a module as; None if they do not know it."""
+    if type(module) in (nn.Linear, StackedLinear) and module.bias is not None:
+        return "linear"
+    if type(module) in (nn.LayerNorm, StackedLayerNorm) and module.weight is not None and module.bias is not None:
+        return "norm"
+    # The derivative of ELU above assumes alpha = 1
+    return "activation" if type(module) in ACTIVATIONS and getattr(module, "alpha", 1.0) == 1.0 else None
 
 
 def _without_wrappers(modules: Iterable[nn.Module]) -> list[nn.Module]:
@@ -353,9 +423,9 @@ def _layers(modules: list[nn.Module], is_learned: bool, broadcast: Callable[[th.
     """
     Return modules as layers.
 
-    :param modules: alternating linear layers and activations; the last activation may be missing
+    :param modules: linear layers, layer normalisations and activations, in an order that ``_is_perceptron`` accepts
     :param is_learned: whether the parameters have memory for gradients
-    :param broadcast: reshapes a bias for adding it to (b, out) or (n, b, out)
+    :param broadcast: reshapes a vector for adding it to (b, out) or (n, b, out)
     """
     layers: list[Layer] = []
     for module in modules:
@@ -365,13 +435,21 @@ def _layers(modules: list[nn.Module], is_learned: bool, broadcast: Callable[[th.
         weight, bias = module.weight, module.bias
         assert isinstance(weight, nn.Parameter)
         assert isinstance(bias, nn.Parameter)
-        layers.append(
-            Layer(
-                weight.detach(),
-                broadcast(bias.detach()),
-                ACTIVATIONS[nn.Identity],
-                weight.grad if is_learned else None,
-                bias.grad if is_learned else None,
-            )
-        )
+        grads = (weight.grad, bias.grad) if is_learned else (None, None)
+        if isinstance(module, (nn.LayerNorm, StackedLayerNorm)):
+            norm = LayerNorm(broadcast(weight.detach()), broadcast(bias.detach()), module.eps, *grads)
+            layers[-1] = layers[-1]._replace(norm=norm)
+        else:
+            layers.append(Layer(weight.detach(), broadcast(bias.detach()), ACTIVATIONS[nn.Identity], *grads))
     return layers
+
+
+def _of_first_critic(layer: Layer) -> Layer:
+    """Return a layer of the first critic only, without memory for gradients."""
+    norm = layer.norm
+    return Layer(
+        layer.weight[0],
+        layer.bias[0, 0],
+        layer.activation,
+        norm=None if norm is None else LayerNorm(norm.weight[0, 0], norm.bias[0, 0], norm.eps),
+    )

@@ -12,7 +12,7 @@ from envs import CountingEnv, counting_vec_env, tiny
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -498,8 +498,6 @@ def test_same_as_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
         obs, next_obs = rng.normal(size=(2, 1, 3))
         action, reward, done = rng.uniform(-1, 1, (1, 2)), rng.normal(size=1), rng.random(1) < 0.2
         model.replay_buffer.add(obs, next_obs, action, reward, done, [{}])
-    if case == "n-step":
-        assert isinstance(model.replay_buffer, NStepReplayBuffer)
     batches: list[ReplayBufferSamples] = []
     sample = model.replay_buffer.sample
 
