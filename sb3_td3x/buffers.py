@@ -456,6 +456,17 @@ def _needs_float64(env: VecNormalize | None) -> bool:
 KNOWN_CLASSES = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
 
 
+def can_be_sampled(replay_buffer: ReplayBuffer) -> bool:
+    """
+    Return whether a replay buffer has transitions to sample.
+
+    :param replay_buffer: the replay buffer; HER's needs a complete episode
+    """
+    if isinstance(replay_buffer, HerReplayBuffer):
+        return bool((replay_buffer.ep_length > 0).any())
+    return replay_buffer.size() > 0
+
+
 def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
     """
     Mark the last row of each env as a time-out if its episode is still open, because the next row will belong to

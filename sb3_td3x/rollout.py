@@ -1,11 +1,13 @@
 """From an env's step to a stored transition: last observations, checks of the data, reward shaping."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_td3x.shaping import RewardShaping, ShapingBatch, shape
 from sb3_td3x.validation import check_finite
@@ -31,6 +33,39 @@ class EnvStep(NamedTuple):
     next_observations: Observations
     dones: np.ndarray
     infos: list[dict[str, Any]]
+
+
+class OverlappingVecEnv(VecEnvWrapper):
+    """
+    Do something while the envs take the last step of a rollout: after they were sent their actions, and before their
+    results are asked for.
+
+    :param venv: the envs
+    :param during_last_step: what to do
+    """
+
+    def __init__(self, venv: VecEnv, during_last_step: Callable[[], None]):
+        super().__init__(venv)
+        self._during_last_step = during_last_step
+        # Steps until the end of the rollout
+        self.n_steps_left = 0
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.venv.step_async(actions)
+        self.n_steps_left -= 1
+        if self.n_steps_left == 0:
+            try:
+                self._during_last_step()
+            except BaseException:
+                # Processes of envs have sent their results, which the next reset would take for its own
+                self.venv.step_wait()
+                raise
+
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
 
 
 def complete_step(step: EnvStep, vec_normalize: VecNormalize | None, num_timesteps: int) -> EnvStep:

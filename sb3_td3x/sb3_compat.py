@@ -42,6 +42,7 @@ _OWN_ARGUMENTS = {
     "reward_shaping": None,
     "clipped_double_q": True,
     "precision": "float32",
+    "overlap_updates": False,
 }
 
 # Attributes of a training that SB3's TD3 also has, besides its arguments

@@ -14,16 +14,19 @@ from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import recursive_setattr
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule
 from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info, update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import sb3_compat
 from sb3_td3x.buffers import (
     KNOWN_CLASSES,
+    can_be_sampled,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
     end_open_episodes,
@@ -40,7 +43,7 @@ from sb3_td3x.files.agent import (
 )
 from sb3_td3x.files.atomic import SavePath
 from sb3_td3x.files.replay import read_replay_buffer, write_replay_buffer
-from sb3_td3x.learner.cuda_graphs import UpdateGraphCache
+from sb3_td3x.learner.cuda_graphs import GraphCache
 from sb3_td3x.learner.perceptron import has_bfloat16_instructions
 from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
@@ -53,7 +56,7 @@ from sb3_td3x.policies import (
     TD3XPolicy,
     is_stochastic,
 )
-from sb3_td3x.rollout import EnvStep, check_unnormalized_shapes, complete_step, shape_step
+from sb3_td3x.rollout import EnvStep, OverlappingVecEnv, check_unnormalized_shapes, complete_step, shape_step
 from sb3_td3x.schedules import learning_rate_at, make_schedule
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
 from sb3_td3x.validation import check_action_space, check_arguments, check_finite, check_integer, check_known
@@ -120,6 +123,9 @@ class TD3X(OffPolicyAlgorithm):
     :param precision: ``"float32"``, or ``"bfloat16"`` for matrix products of the updates in bfloat16, with parameters
         and optimizers in float32. Faster on processors with bfloat16 instructions; slower on others, with a warning.
         Networks other than plain MLPs use PyTorch's automatic mixed precision.
+    :param overlap_updates: Whether to do the updates that follow a rollout during its last env step, after its action
+        is chosen. The newest policy acts in any case, but the updates draw from what was stored one step earlier.
+        Saves time with a GPU and with ``SubprocVecEnv``. Not with ``train_freq`` in episodes.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -169,6 +175,7 @@ class TD3X(OffPolicyAlgorithm):
         reward_shaping: Any = None,
         clipped_double_q: bool = True,
         precision: str = "float32",
+        overlap_updates: bool = False,
         _init_setup_model: bool = True,
     ):
         if not isinstance(policy, str | type):
@@ -215,12 +222,18 @@ class TD3X(OffPolicyAlgorithm):
         self.reward_shaping = reward_shaping
         self.clipped_double_q = clipped_double_q
         self.precision = precision
+        self.overlap_updates = overlap_updates
         # t of the noise decay; counts during the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
         self._update: Update | None = None
-        self._graphs = UpdateGraphCache()
+        self._graphs = GraphCache()
+        # Means over the last updates that are still on the GPU
+        self._losses: dict[str, th.Tensor] = {}
+        # Whether the updates of this rollout were done during its last step
+        self._is_updated = False
+        self._overlapping_env: OverlappingVecEnv | None = None
         self._shaping: RewardShaping | None = None
         # Value of `reward_shaping` that `_shaping` was built from
         self._shaping_source: Any = None
@@ -244,6 +257,9 @@ class TD3X(OffPolicyAlgorithm):
         :param gradient_steps: number of updates of the critics
         :param batch_size: number of transitions in each update
         """
+        if self._is_updated:
+            self._is_updated = False
+            return
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         self._update_learning_rates()
@@ -253,17 +269,30 @@ class TD3X(OffPolicyAlgorithm):
         )
         replay_buffer, vec_normalize = self.replay_buffer, self._vec_normalize_env
         with_actor = self._count_updates(gradient_steps)
-        graphs = self._graphs.get(update, replay_buffer, batch_size) if vec_normalize is None else None
+        graphs = self._graphs.updates(update, replay_buffer, batch_size, vec_normalize)
         if graphs is not None and gradient_steps > 0:
-            means = graphs.run(list(with_actor))
+            self._losses = graphs.run(list(with_actor))
         else:
-            means = update.run(lambda: replay_buffer.sample(batch_size, env=vec_normalize), with_actor)
+            self._losses = update.run(lambda: replay_buffer.sample(batch_size, env=vec_normalize), with_actor)
 
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self._logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
-            self.logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
-        for name, mean in means.items():
-            self.logger.record(f"train/{name}", mean)
+            self._logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
+        if self.device.type == "cpu":
+            self._record_losses()
+
+    @property
+    def logger(self) -> Logger:
+        """The logger. Losses that are still on a GPU are recorded first: whoever asks may write the log."""
+        self._record_losses()
+        return self._logger
+
+    def _record_losses(self) -> None:
+        """Read the losses of the last updates, which waits for a GPU, and record them."""
+        losses, self._losses = self._losses, {}
+        if losses:
+            for name, value in zip(losses, th.stack([*losses.values()]).tolist(), strict=True):
+                self._logger.record(f"train/{name}", value)
 
     def _count_updates(self, number: int) -> Iterator[bool]:
         """Count updates one by one; yield whether the delayed update of the actor and the targets is due."""
@@ -287,7 +316,7 @@ class TD3X(OffPolicyAlgorithm):
         ):
             learning_rate = learning_rate_at(name, schedule, progress_remaining)
             update_learning_rate(network.optimizer, learning_rate)
-            self.logger.record(f"train/{name}", learning_rate)
+            self._logger.record(f"train/{name}", learning_rate)
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -309,7 +338,7 @@ class TD3X(OffPolicyAlgorithm):
             assert self._last_obs is not None, "self._last_obs was not set"
             # As in SB3, a subclass's own `predict` acts in the rollout
             if getattr(self.predict, "__func__", None) is OffPolicyAlgorithm.predict:
-                scaled_actions = self._current_update().networks.scaled_actions(self._last_obs)
+                scaled_actions = self._graphs.scaled_actions(self._current_update().networks, self._last_obs)
             else:
                 scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
         if action_noise is not None and not is_stochastic(self.policy):
@@ -356,7 +385,7 @@ class TD3X(OffPolicyAlgorithm):
             step = shape_step(self._shaping, step, self.gamma, self.num_timesteps)
             if step.dones is not dones:
                 check_terminations_can_be_stored(replay_buffer, self._shaping)
-            self.logger.record_mean("rollout/shaped_reward_mean", float(step.rewards.mean()))
+            self._logger.record_mean("rollout/shaped_reward_mean", float(step.rewards.mean()))
         obs, next_obs = step.observations, step.next_observations
         # SB3's Dict buffers write into the dictionaries that they get
         if isinstance(next_obs, dict):
@@ -365,22 +394,41 @@ class TD3X(OffPolicyAlgorithm):
         self._last_obs = new_obs
         self._last_original_obs = original_obs
 
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
+    def collect_rollouts(self, env: VecEnv, *args: Any, **kwargs: Any) -> RolloutReturn:
         """
-        Collect experiences as SB3 does, and count the env timesteps of the rollout.
+        Collect experiences as SB3 does, and count the env timesteps of the rollout. With ``overlap_updates``, update
+        during its last env step.
 
         If an error or a callback interrupts the rollout, its last step is not stored. Then the next ``learn`` begins
         new episodes, except with a user's own replay buffer class, which continues as in SB3.
         """
+        if self.overlap_updates:
+            if self._overlapping_env is None or self._overlapping_env.venv is not env:
+                self._overlapping_env = OverlappingVecEnv(env, self._update_during_step)
+            env = self._overlapping_env
+            env.n_steps_left = self.train_freq.frequency  # type: ignore[union-attr]
         is_whole = False
         try:
-            rollout = super().collect_rollouts(*args, **kwargs)
+            rollout = super().collect_rollouts(env, *args, **kwargs)
             is_whole = rollout.continue_training
         finally:
+            if not is_whole:
+                self._is_updated = False
             if not is_whole and type(self._replay_buffer) in KNOWN_CLASSES:
                 self._last_obs = None
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout
+
+    def _update_during_step(self) -> None:
+        """Do the updates of a rollout during its last env step, unless nothing can be sampled yet."""
+        self._rollout_timesteps = self.train_freq.frequency * self.n_envs  # type: ignore[union-attr]
+        num_timesteps = self.num_timesteps + self.n_envs
+        gradient_steps = self.gradient_steps if self.gradient_steps >= 0 else self._rollout_timesteps
+        if gradient_steps > 0 and num_timesteps > self.learning_starts and can_be_sampled(self.replay_buffer):
+            # The learning rates are those of the end of the step
+            self._update_current_progress_remaining(num_timesteps, self._total_timesteps)
+            self.train(gradient_steps, self.batch_size)
+            self._is_updated = True
 
     def dump_logs(self) -> None:
         """Write log data."""
@@ -519,7 +567,7 @@ class TD3X(OffPolicyAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         # The update shares memory with the networks, and is made again
-        return {**vars(self), "_update": None, "_graphs": UpdateGraphCache()}
+        return {**vars(self), "_update": None, "_graphs": GraphCache(), "_overlapping_env": None}
 
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
@@ -697,6 +745,9 @@ class TD3X(OffPolicyAlgorithm):
             *super()._excluded_save_params(),
             "_update",
             "_graphs",
+            "_losses",
+            "_is_updated",
+            "_overlapping_env",
             # Rebuilt from the arguments
             "lr_schedule",
             "qf_lr_schedule",

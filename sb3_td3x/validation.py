@@ -256,6 +256,12 @@ def check_arguments(model: Any) -> None:
     model.clipped_double_q = check_bool("clipped_double_q", model.clipped_double_q)
     if model.precision not in PRECISIONS:
         raise ValueError(f"precision={model.precision!r} is not allowed, expected one of {', '.join(PRECISIONS)}")
+    model.overlap_updates = check_bool("overlap_updates", model.overlap_updates)
     model.train_freq = check_train_freq("train_freq", model.train_freq, model.n_envs)
+    if model.overlap_updates and isinstance(model.train_freq, tuple) and model.train_freq[1] == "episode":
+        raise ValueError(
+            f"overlap_updates=True is not allowed with train_freq={model.train_freq!r}, expected a number of steps: "
+            "the last step of an episode is not known before it is taken"
+        )
     if model.action_noise is not None:
         check_action_noise("action_noise", model.action_noise, model.action_space)

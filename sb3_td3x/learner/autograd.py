@@ -1,7 +1,7 @@
 """Values and gradients of any networks, by autograd."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
+from sb3_td3x.learner.flat_adam import make_capturable
 from sb3_td3x.policies import CriticEnsemble, SeparateCritics
 
 NETWORK_NAMES = ("actor", "actor_target", "critic", "critic_target")
@@ -68,16 +69,28 @@ class AutogradNetworks:
         self.parameters: dict[str, list[th.Tensor]] = {
             name: list(getattr(policy, name).parameters()) for name in NETWORK_NAMES
         }
-        self.critic_optimizer: th.optim.Optimizer = policy.critic.optimizer
-        self.actor_optimizer: th.optim.Optimizer = policy.actor.optimizer
+        # Whether gradients keep their memory, which CUDA graphs need
+        self.keeps_gradients = False
+        actor_parameters = list(policy.actor.parameters())
+        # The critics do not learn a features extractor that they share with the actor
+        critic_parameters = [it for it in policy.critic.parameters() if it not in set(actor_parameters)]
+        self._learned = {"actor": actor_parameters, "critic": critic_parameters}
+        self._optimizers = (policy.critic.optimizer, policy.actor.optimizer)
+        self.critic_optimizer = make_capturable(policy.critic.optimizer, critic_parameters)
+        self.actor_optimizer = make_capturable(policy.actor.optimizer, actor_parameters)
 
     def is_current(self) -> bool:
         """Return whether the policy still has the parts and optimizers that this object was made from."""
+        critic_optimizer, actor_optimizer = self._optimizers
         return (
             self._parts.are_current()
-            and self.critic_optimizer is self.policy.critic.optimizer
-            and self.actor_optimizer is self.policy.actor.optimizer
+            and critic_optimizer is self.policy.critic.optimizer
+            and actor_optimizer is self.policy.actor.optimizer
         )
+
+    def addresses(self) -> list[tuple[int, int, bool]]:
+        """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
+        return addresses(self.policy.parameters())
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         """
@@ -155,7 +168,7 @@ class AutogradNetworks:
         :param q: the result of ``q_values``
         :param grad: gradient of the loss with respect to it
         """
-        self.policy.critic.optimizer.zero_grad()
+        self._zero_gradients("critic", self.policy.critic.optimizer)
         q.backward(grad)
 
     def q1_of_policy(self, obs: th.Tensor) -> th.Tensor:
@@ -175,11 +188,20 @@ class AutogradNetworks:
         :param q1: the result of ``q1_of_policy``
         :param grad: gradient of the loss with respect to it
         """
-        self.policy.actor.optimizer.zero_grad()
+        self._zero_gradients("actor", self.policy.actor.optimizer)
         # Naming the inputs saves the critics' gradients, which nobody needs here
         inputs = [parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad]
         if inputs:
             q1.backward(grad, inputs=inputs)
+
+    def _zero_gradients(self, name: str, optimizer: th.optim.Optimizer) -> None:
+        """Delete the gradients of a network, or set them to zero if they keep their memory."""
+        if not self.keeps_gradients:
+            optimizer.zero_grad()
+            return
+        grads = [it.grad for it in self._learned[name] if it.grad is not None]
+        if grads:
+            th._foreach_zero_(grads)
 
     def _q_values(self, critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """Return the values of all critics, also of SB3's in a user's own policy class, (n, b, 1)."""
@@ -188,6 +210,15 @@ class AutogradNetworks:
                 return critic.q_values(obs, actions).float()
             separate: tuple[th.Tensor, ...] = critic(obs, actions)
             return th.stack(separate).float()
+
+
+def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, bool]]:
+    """
+    Return for each parameter the addresses of its numbers and its gradient, and whether it is learned.
+
+    :param parameters: parameters of a policy
+    """
+    return [(it.data_ptr(), id(it.grad), it.requires_grad) for it in parameters]
 
 
 def _convert_images(obs: Any, space: spaces.Space, normalize: bool) -> Any:

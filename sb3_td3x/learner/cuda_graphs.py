@@ -1,11 +1,12 @@
 """
-Updates on a GPU as CUDA graphs, which launch all kernels of an update at once, without Python in between.
+Updates and acting on a GPU as CUDA graphs, which launch all kernels at once, without Python in between.
 
-The graphs are captured from ``Update``. Before use they are compared with it on real transitions. If the capture or the
-comparison fails, the updates continue without graphs, after one warning.
+Updates are captured from ``Update``, and compared with it on real transitions before use. If the capture or the
+comparison fails, training continues without graphs, after one warning.
 """
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.buffers import PackedReplayBuffer
-from sb3_td3x.learner.flat_adam import FlatAdam
+from sb3_td3x.learner.flat_adam import CapturableAdam, FlatAdam
 from sb3_td3x.learner.perceptron import MlpNetworks
 from sb3_td3x.learner.update import METRICS, Update
 
@@ -32,33 +34,44 @@ class UpdateGraphs:
     :param update: the update
     :param replay_buffer: the replay buffer; ``is_possible`` must accept both
     :param batch_size: number of transitions in each update
+    :param vec_normalize: the env's ``VecNormalize``, if it has one
     :raises RuntimeError: the update cannot be captured, or the graphs compute something else
     """
 
-    def __init__(self, update: Update, replay_buffer: PackedReplayBuffer, batch_size: int):
+    def __init__(
+        self, update: Update, replay_buffer: PackedReplayBuffer, batch_size: int, vec_normalize: VecNormalize | None
+    ):
         self._update = update
         self._replay_buffer = replay_buffer
-        self._settings = _settings(update, batch_size)
         self._blocks = replay_buffer.blocks_on_device()
+        self._normalizer = replay_buffer.normalizer(vec_normalize)
         self._device = update.networks.policy.device
         # As many different rows as possible for the comparison; later those of each batch
         self._indices = th.arange(batch_size, device=self._device) % max(replay_buffer.size(), 1)
         self._sums = th.zeros(len(METRICS), device=self._device)
 
-        self._prepare()
+        kept_gradients = update.networks.keeps_gradients
+        update.networks.keeps_gradients = True
         before = self._copy_state()
-        with _side_stream(self._device):
-            for _ in range(_N_WARM_UP):
-                self._update_once(with_actor=True)
-        expected = self._run_from(before, self._update_once)
-        self._restore_state(before)
-        with _current_device(self._device):
-            self._replays = {with_actor: capture(self._update_once, with_actor) for with_actor in (False, True)}
-        actual = self._run_from(before, lambda with_actor: self._replays[with_actor]())
-        self._restore_state(before)
-        for mine, eager in zip(actual, expected, strict=True):
-            if not th.allclose(mine, eager, rtol=_RTOL, atol=_ATOL):
-                raise RuntimeError(f"their results differ by up to {(mine - eager).abs().max().item():g}")
+        try:
+            self._prepare()
+            with _side_stream(self._device):
+                for _ in range(_N_WARM_UP):
+                    self._update_once(with_actor=True)
+            expected = self._run_from(before, self._update_once)
+            self._restore_state(before)
+            with _current_device(self._device):
+                self._replays = {it: capture(functools.partial(self._update_once, it)) for it in (False, True)}
+            actual = self._run_from(before, lambda with_actor: self._replays[with_actor]())
+            for mine, eager in zip(actual, expected, strict=True):
+                if not th.allclose(mine, eager, rtol=_RTOL, atol=_ATOL):
+                    raise RuntimeError(f"their results differ by up to {(mine - eager).abs().max().item():g}")
+        except RuntimeError:
+            update.networks.keeps_gradients = kept_gradients
+            raise
+        finally:
+            self._restore_state(before)
+        self._settings = self._current_settings(batch_size)
 
     @staticmethod
     def is_possible(update: Update, replay_buffer: ReplayBuffer) -> bool:
@@ -68,149 +81,247 @@ class UpdateGraphs:
         :param update: the update
         :param replay_buffer: the agent's replay buffer
         """
-        networks = update.networks
         return (
-            networks.policy.device.type == "cuda"
-            and isinstance(networks, MlpNetworks)
-            and all(isinstance(it, FlatAdam) and it.has_equal_steps() for it in _optimizers(update))
+            update.networks.policy.device.type == "cuda"
+            and all(
+                isinstance(it, CapturableAdam) or (isinstance(it, FlatAdam) and it.has_equal_steps())
+                for it in update.optimizers
+            )
             and type(replay_buffer) is PackedReplayBuffer
             # False if the GPU has too little memory for the replay buffer
             and all(block.is_cuda for block in replay_buffer.blocks_on_device().values())
         )
 
-    def is_current(self, update: Update, replay_buffer: ReplayBuffer, batch_size: int) -> bool:
+    def is_current(
+        self, update: Update, replay_buffer: ReplayBuffer, batch_size: int, vec_normalize: VecNormalize | None
+    ) -> bool:
         """
         Return whether the graphs still do what the update would do.
 
         :param update: the agent's update
         :param replay_buffer: the agent's replay buffer
         :param batch_size: number of transitions in each update
+        :param vec_normalize: the env's ``VecNormalize``, if it has one
         """
         return (
             self._update is update
             and self._replay_buffer is replay_buffer
             and self._blocks is self._replay_buffer.blocks_on_device()
-            and self._settings == _settings(update, batch_size)
+            and self._normalizer is self._replay_buffer.normalizer(vec_normalize)
+            and self._settings == self._current_settings(batch_size)
         )
 
-    def run(self, with_actor: list[bool]) -> dict[str, float]:
+    def run(self, with_actor: list[bool]) -> dict[str, th.Tensor]:
         """
-        Do several updates.
+        Launch several updates, without waiting for them.
 
         :param with_actor: for each update whether to update the actor and the target networks, too
         :return: means over the updates, by the names in ``METRICS``
         """
         self._prepare()
-        self._replay_buffer.blocks_on_device()
         draws = np.stack([self._replay_buffer.draw(len(self._indices)) for _ in with_actor])
-        all_indices = th.from_numpy(draws).to(self._indices.device, non_blocking=True)
+        all_indices = _pinned(th.from_numpy(draws), self._device).to(self._device, non_blocking=True)
         self._sums.zero_()
         for indices, is_due in zip(all_indices, with_actor, strict=True):
             self._indices.copy_(indices)
             self._replays[is_due]()
         counts = (len(with_actor), len(with_actor), sum(with_actor))
-        return {
-            name: total / count
-            for name, total, count in zip(METRICS, self._sums.tolist(), counts, strict=True)
-            if count > 0
-        }
+        totals = self._sums.clone().unbind()
+        return {name: total / n for name, total, n in zip(METRICS, totals, counts, strict=True) if n > 0}
 
     def _update_once(self, with_actor: bool) -> None:
         """Do one update with the transitions at ``_indices``."""
-        batch = self._replay_buffer.gather(self._blocks, self._indices)
+        batch = self._replay_buffer.gather(self._blocks, self._indices, self._normalizer)
         for idx, metric in enumerate(self._update(batch, with_actor)):
             self._sums[idx].add_(metric)
 
     def _prepare(self) -> None:
         """Let the optimizers take over what changed outside of the graphs."""
-        for optimizer in _optimizers(self._update):
+        for optimizer in self._update.optimizers:
+            assert not isinstance(optimizer, th.optim.Optimizer)
             optimizer.prepare()
+
+    def _current_settings(self, batch_size: int) -> tuple[Any, ...]:
+        """Return everything that becomes part of a graph."""
+        policy = self._update.networks.policy
+        options = [
+            {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+            for network in (policy.actor, policy.critic)
+            for group in network.optimizer.param_groups
+        ]
+        normalization = () if self._normalizer is None else self._normalizer.settings
+        return (self._update.hyperparameters, batch_size, options, self._update.networks.addresses(), normalization)
 
     def _state(self) -> list[th.Tensor]:
         """Return everything that an update changes."""
-        tensors = [tensor for tensors in self._update.networks.parameters.values() for tensor in tensors]
-        for optimizer in _optimizers(self._update):
+        networks = self._update.networks
+        tensors = [tensor for tensors in networks.parameters.values() for tensor in tensors]
+        # Statistics of BatchNorm
+        tensors += networks.policy.buffers()
+        tensors += [it.grad for it in networks.policy.parameters() if it.grad is not None]
+        for optimizer in self._update.optimizers:
+            assert not isinstance(optimizer, th.optim.Optimizer)
             tensors += optimizer.state
         return [*tensors, self._sums]
 
-    def _copy_state(self) -> tuple[list[th.Tensor], th.Tensor]:
-        """Return copies of everything that an update changes, and the state of the random generator."""
-        return [tensor.clone() for tensor in self._state()], _get_rng_state(self._device)
+    def _copy_state(self) -> tuple[dict[int, th.Tensor], list[th.Tensor]]:
+        """Return copies of everything that an update changes, and the states of the random generators."""
+        return {id(tensor): tensor.detach().clone() for tensor in self._state()}, _get_rng_states(self._device)
 
-    def _restore_state(self, state: tuple[list[th.Tensor], th.Tensor]) -> None:
-        """Restore the result of ``_copy_state``."""
-        tensors, rng_state = state
-        for tensor, copy in zip(self._state(), tensors, strict=True):
-            tensor.copy_(copy)
-        _set_rng_state(rng_state, self._device)
+    @th.no_grad()
+    def _restore_state(self, state: tuple[dict[int, th.Tensor], list[th.Tensor]]) -> None:
+        """Restore the result of ``_copy_state``. Gradients and optimizer states that are new become zero."""
+        copies, rng_states = state
+        for tensor in self._state():
+            if id(tensor) in copies:
+                tensor.copy_(copies[id(tensor)])
+            else:
+                tensor.zero_()
+        _set_rng_states(rng_states, self._device)
 
-    def _run_from(self, state: tuple[list[th.Tensor], th.Tensor], update: Callable[[bool], None]) -> list[th.Tensor]:
+    def _run_from(
+        self, state: tuple[dict[int, th.Tensor], list[th.Tensor]], update: Callable[[bool], None]
+    ) -> list[th.Tensor]:
         """Do an update without and one with the actor from a state; return copies of everything that changed."""
         self._restore_state(state)
         for with_actor in (False, True):
             update(with_actor)
-        return self._copy_state()[0]
+        return [tensor.detach().clone() for tensor in self._state()]
 
 
-def capture(update: Callable[[bool], None], with_actor: bool) -> Callable[[], None]:
+class ActingGraph:
     """
-    Capture an update as a CUDA graph.
+    The policy's actions in the rollout as a CUDA graph, from an observation in main memory to an action there.
 
-    :param update: does an update
-    :param with_actor: its argument
+    :param networks: the networks of the policy
+    :param obs: observations of the envs, (n_envs, ...)
+    """
+
+    def __init__(self, networks: MlpNetworks, obs: np.ndarray):
+        self._networks = networks
+        self._shape = obs.shape
+        device = networks.policy.device
+        self._obs = _pinned(th.zeros(obs.shape), device)
+        self._device_obs = th.zeros(obs.shape, device=device)
+        with _side_stream(device):
+            actions = networks.actions(self._device_obs)
+        self._actions = _pinned(th.zeros(actions.shape), device)
+        with _current_device(device):
+            self._replay = capture(self._act)
+
+    @staticmethod
+    def is_possible(networks: Any, obs: Any) -> bool:
+        """
+        Return whether acting consists of kernels on a GPU only.
+
+        :param networks: the networks of the policy
+        :param obs: observations of the envs
+        """
+        return (
+            networks.policy.device.type == "cuda" and isinstance(networks, MlpNetworks) and isinstance(obs, np.ndarray)
+        )
+
+    def is_current(self, networks: Any, obs: np.ndarray) -> bool:
+        """
+        Return whether the graph still is that of the networks, for as many envs.
+
+        :param networks: the networks of the policy
+        :param obs: observations of the envs, (n_envs, ...)
+        """
+        return self._networks is networks and self._shape == obs.shape
+
+    def scaled_actions(self, obs: np.ndarray) -> np.ndarray:
+        """
+        Return the policy's actions, after all updates that were launched.
+
+        :param obs: observations of the envs, (n_envs, ...)
+        :return: actions scaled to [-1, 1], (n_envs, *action_shape)
+        """
+        self._obs.numpy()[...] = obs
+        self._replay()
+        _wait_for(self._networks.policy.device)
+        shape = self._networks.policy.action_space.shape or ()
+        actions: np.ndarray = self._actions.numpy().copy()
+        return actions.reshape(-1, *shape)
+
+    def _act(self) -> None:
+        """Copy the observations to the GPU, and the actions back."""
+        self._device_obs.copy_(self._obs, non_blocking=True)
+        self._actions.copy_(self._networks.actions(self._device_obs), non_blocking=True)
+
+
+def capture(function: Callable[[], None]) -> Callable[[], None]:
+    """
+    Capture a function as a CUDA graph.
+
+    :param function: launches kernels
     :return: a function that replays the graph
     """
     graph = th.cuda.CUDAGraph()
     with th.cuda.graph(graph):
-        update(with_actor)
+        function()
     replay: Callable[[], None] = graph.replay
     return replay
 
 
-class UpdateGraphCache:
+class GraphCache:
     """The graphs of an agent, captured again when something changes that is part of them."""
 
     def __init__(self) -> None:
-        self._graphs: UpdateGraphs | None = None
+        self._updates: UpdateGraphs | None = None
+        self._acting: ActingGraph | None = None
         self._failed = False
 
-    def get(self, update: Update, replay_buffer: ReplayBuffer, batch_size: int) -> UpdateGraphs | None:
+    def updates(
+        self, update: Update, replay_buffer: ReplayBuffer, batch_size: int, vec_normalize: VecNormalize | None
+    ) -> UpdateGraphs | None:
         """
         Return the update as graphs; None where that is not possible, after one warning if the capture failed.
 
         :param update: the agent's update
         :param replay_buffer: the agent's replay buffer
         :param batch_size: number of transitions in each update
+        :param vec_normalize: the env's ``VecNormalize``, if it has one
         """
         if self._failed or not UpdateGraphs.is_possible(update, replay_buffer):
             return None
-        if self._graphs is None or not self._graphs.is_current(update, replay_buffer, batch_size):
+        if self._updates is None or not self._updates.is_current(update, replay_buffer, batch_size, vec_normalize):
             assert isinstance(replay_buffer, PackedReplayBuffer)
             try:
-                self._graphs = UpdateGraphs(update, replay_buffer, batch_size)
+                self._updates = UpdateGraphs(update, replay_buffer, batch_size, vec_normalize)
             except RuntimeError as error:
                 self._failed = True
                 warnings.warn(
-                    f"The updates could not be captured as CUDA graphs, they continue without: {error}", stacklevel=2
+                    f"The updates could not be captured as CUDA graphs, they continue without: {error}", stacklevel=3
                 )
                 return None
-        return self._graphs
+        return self._updates
+
+    def scaled_actions(self, networks: Any, obs: Any) -> np.ndarray:
+        """
+        Return the policy's actions for the rollout, by a graph where that is possible.
+
+        :param networks: the networks of the policy
+        :param obs: observations of the envs, (n_envs, ...), or a dictionary of such arrays
+        :return: actions scaled to [-1, 1], (n_envs, *action_shape)
+        """
+        if self._failed or not ActingGraph.is_possible(networks, obs):
+            actions: np.ndarray = networks.scaled_actions(obs)
+            return actions
+        if self._acting is None or not self._acting.is_current(networks, obs):
+            self._acting = ActingGraph(networks, obs)
+        return self._acting.scaled_actions(obs)
 
 
-def _optimizers(update: Update) -> list[Any]:
-    """Return the optimizers of an update, each a ``FlatAdam`` if it can be captured."""
-    return [update.networks.critic_optimizer, update.networks.actor_optimizer]
+def _pinned(tensor: th.Tensor, device: th.device) -> th.Tensor:
+    """Return a tensor in memory that a GPU reads and writes without waiting; unchanged without a GPU."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
-def _settings(update: Update, batch_size: int) -> tuple[Any, ...]:
-    """Return all numbers that become part of a graph."""
-    policy = update.networks.policy
-    options = [
-        {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
-        for network in (policy.actor, policy.critic)
-        for group in network.optimizer.param_groups
-    ]
-    return (*update.hyperparameters, batch_size, options)
+def _wait_for(device: th.device) -> None:
+    """Wait until a GPU has done all work that was launched."""
+    if device.type == "cuda":
+        th.cuda.current_stream(device).synchronize()
 
 
 @contextlib.contextmanager
@@ -231,14 +342,13 @@ def _current_device(device: th.device) -> contextlib.AbstractContextManager[Any]
     return th.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def _get_rng_state(device: th.device) -> th.Tensor:
-    """Return the state of a device's random generator."""
-    return th.cuda.get_rng_state(device) if device.type == "cuda" else th.get_rng_state()
+def _get_rng_states(device: th.device) -> list[th.Tensor]:
+    """Return the states of the random generators of the CPU and a GPU."""
+    return [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def _set_rng_state(state: th.Tensor, device: th.device) -> None:
-    """Restore the result of ``_get_rng_state``."""
+def _set_rng_states(states: list[th.Tensor], device: th.device) -> None:
+    """Restore the result of ``_get_rng_states``."""
+    th.set_rng_state(states[0])
     if device.type == "cuda":
-        th.cuda.set_rng_state(state, device)
-    else:
-        th.set_rng_state(state)
+        th.cuda.set_rng_state(states[1], device)

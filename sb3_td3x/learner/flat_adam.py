@@ -1,6 +1,7 @@
-"""Parameters of a network in one piece of memory, so that one operation updates all of them."""
+"""Steps of Adam: on parameters in one piece of memory, as one operation, and such that CUDA graphs can capture them."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch as th
 from torch import nn
@@ -64,8 +65,7 @@ class FlatAdam:
         self._steps = th.zeros(len(parameters.parameters), device=parameters.data.device)
         # False after a layer was frozen for a while
         self._has_equal_steps = True
-        # A tensor, because a CUDA graph would keep the number that it was captured with
-        self._lr = th.zeros((), device=parameters.data.device) if parameters.data.is_cuda else None
+        self._lr = _lr_tensor(parameters.data.device)
         self._views = [
             {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
             for step, exp_avg, exp_avg_sq in zip(
@@ -84,15 +84,10 @@ class FlatAdam:
         :param optimizer: the optimizer
         :param parameters: parameters of a network
         """
-        if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) != 1:
-            return False
-        (group,) = optimizer.param_groups
-        is_watched = (
-            "step" in vars(optimizer) or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        )
         # False after a layer of the network was replaced
-        has_all = [*map(id, group["params"])] == [*map(id, parameters.parameters)]
-        return bool(group["fused"]) and has_all and not (group["amsgrad"] or group["capturable"] or is_watched)
+        return _is_fused_adam(optimizer) and [*map(id, optimizer.param_groups[0]["params"])] == [
+            *map(id, parameters.parameters)
+        ]
 
     def has_equal_steps(self) -> bool:
         """Return whether all parameters have had the same number of updates, so that one operation is enough."""
@@ -114,31 +109,12 @@ class FlatAdam:
         """Update all parameters from their gradients (Kingma and Ba 2015, algorithm 1)."""
         if not (self._lr is not None and th.cuda.is_current_stream_capturing()):
             self.prepare()
-        (group,) = self.optimizer.param_groups
-        beta1, beta2 = group["betas"]
         data, grad = self._parameters.data, self._parameters.grad
         parts = [[data], [grad], [self._exp_avg], [self._exp_avg_sq], [self._views[0]["step"]]]
         if not self._has_equal_steps:
             states = [[views[name] for views in self._views] for name in ("exp_avg", "exp_avg_sq", "step")]
             parts = [self._parameters.views(data), self._parameters.views(grad), *states]
-        parameters, grads, exp_avgs, exp_avg_sqs, steps = parts
-        adam(
-            parameters,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            [],
-            steps,
-            fused=True,
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"] if self._lr is None else self._lr,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
+        _adam(self.optimizer, self._lr, *parts)
         if self._has_equal_steps:
             self._steps.fill_(self._views[0]["step"])
 
@@ -161,7 +137,66 @@ class FlatAdam:
             self._has_equal_steps = len(set(self._steps.tolist())) == 1
 
 
-Optimizer = th.optim.Optimizer | FlatAdam
+class CapturableAdam:
+    """
+    Do the steps of an Adam or AdamW optimizer such that CUDA graphs can capture them. The state is the optimizer's own.
+
+    :param optimizer: an optimizer that ``is_possible`` accepts
+    :param parameters: those of its parameters that are learned
+    """
+
+    def __init__(self, optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]):
+        self.optimizer = optimizer
+        self._parameters = parameters
+        self._lr = _lr_tensor(parameters[0].device)
+
+    @staticmethod
+    def is_possible(optimizer: th.optim.Optimizer) -> bool:
+        """
+        Return whether the optimizer's step is Adam's or AdamW's fused kernel on a GPU.
+
+        :param optimizer: the optimizer
+        """
+        parameters = optimizer.param_groups[0]["params"]
+        return _is_fused_adam(optimizer) and bool(parameters) and all(it.is_cuda for it in parameters)
+
+    @property
+    def state(self) -> list[th.Tensor]:
+        """What a step changes besides the parameters"""
+        return [tensor for it in self._parameters for tensor in self.optimizer.state.get(it, {}).values()]
+
+    def prepare(self) -> None:
+        """Take over the learning rate, which a CUDA graph does not do."""
+        if self._lr is not None:
+            self._lr.fill_(self.optimizer.param_groups[0]["lr"])
+
+    def step(self) -> None:
+        """Update all parameters that have gradients (Kingma and Ba 2015, algorithm 1)."""
+        if not (self._lr is not None and th.cuda.is_current_stream_capturing()):
+            self.prepare()
+        updated = [it for it in self._parameters if it.grad is not None]
+        for parameter in updated:
+            state = self.optimizer.state[parameter]
+            if not state:
+                state["step"] = th.zeros((), device=parameter.device)
+                state["exp_avg"], state["exp_avg_sq"] = th.zeros_like(parameter), th.zeros_like(parameter)
+        states = [self.optimizer.state[it] for it in updated]
+        names = ("exp_avg", "exp_avg_sq", "step")
+        grads: list[Any] = [it.grad for it in updated]
+        _adam(self.optimizer, self._lr, list(updated), grads, *([state[name] for state in states] for name in names))
+
+
+Optimizer = th.optim.Optimizer | FlatAdam | CapturableAdam
+
+
+def make_capturable(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    """
+    Return a ``CapturableAdam`` for the optimizer where that is possible, else the optimizer itself.
+
+    :param optimizer: the optimizer of a network
+    :param parameters: those of its parameters that are learned
+    """
+    return CapturableAdam(optimizer, parameters) if CapturableAdam.is_possible(optimizer) else optimizer
 
 
 def make_flat(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
@@ -185,6 +220,54 @@ def is_made_of(made: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatP
     if FlatAdam.is_possible(optimizer, parameters):
         return isinstance(made, FlatAdam) and made.optimizer is optimizer
     return made is optimizer
+
+
+def _is_fused_adam(optimizer: th.optim.Optimizer) -> bool:
+    """Return whether the optimizer does nothing else than Adam's or AdamW's fused kernel."""
+    if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) != 1:
+        return False
+    (group,) = optimizer.param_groups
+    is_watched = (
+        "step" in vars(optimizer) or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    )
+    return bool(group["fused"]) and not (group["amsgrad"] or group["capturable"] or is_watched)
+
+
+@th.no_grad()
+def _adam(
+    optimizer: th.optim.Optimizer,
+    lr: th.Tensor | None,
+    parameters: list[th.Tensor],
+    grads: list[th.Tensor],
+    exp_avgs: list[th.Tensor],
+    exp_avg_sqs: list[th.Tensor],
+    steps: list[th.Tensor],
+) -> None:
+    """Do one step with the optimizer's options; the learning rate is a tensor where CUDA graphs are possible."""
+    (group,) = optimizer.param_groups
+    beta1, beta2 = group["betas"]
+    adam(
+        parameters,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        steps,
+        fused=True,
+        decoupled_weight_decay=group["decoupled_weight_decay"],
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"] if lr is None else lr,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+    )
+
+
+def _lr_tensor(device: th.device) -> th.Tensor | None:
+    """Return memory for a learning rate on a GPU, because a CUDA graph would keep the number it was captured with."""
+    return th.zeros((), device=device) if device.type == "cuda" else None
 
 
 def _padded(size: int) -> int:

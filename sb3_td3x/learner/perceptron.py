@@ -19,7 +19,7 @@ from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts
+from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts, addresses
 from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_flat
 from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, StackedLayerNorm, StackedLinear, TD3XPolicy
 
@@ -276,11 +276,12 @@ class MlpNetworks:
         self._critics = make_mlp(_critic_layers(policy.critic, is_learned=True))
         self._critics_target = make_mlp(_critic_layers(policy.critic_target, is_learned=False))
         self._critic_1 = make_mlp([_of_first_critic(layer) for layer in self._critics.layers])
-        # In float32, as `predict`
         self._acting = Mlp(self._actor.layers)
+        # The gradients are in flat memory in any case
+        self.keeps_gradients = True
         self._parts = PolicyParts(policy)
         self._policy_parameters = [*policy.parameters()]
-        self._addresses = self._current_addresses()
+        self._addresses = self.addresses()
 
     @staticmethod
     def is_possible(policy: TD3Policy) -> bool:
@@ -310,19 +311,27 @@ class MlpNetworks:
         return (
             self._parts.are_current()
             and not self._parts.have_hooks()
-            and self._addresses == self._current_addresses()
+            and self._addresses == self.addresses()
             and is_made_of(self.actor_optimizer, self.policy.actor.optimizer, self._flat["actor"])
             and is_made_of(self.critic_optimizer, self.policy.critic.optimizer, self._flat["critic"])
         )
 
-    def _current_addresses(self) -> list[tuple[int, int, bool]]:
+    def addresses(self) -> list[tuple[int, int, bool]]:
         """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
-        return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._policy_parameters]
+        return addresses(self._policy_parameters)
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
-        tensor = th.as_tensor(obs, device=self._acting.layers[0].weight.device)
-        actions: np.ndarray = self._acting.forward(_features(tensor))[-1].cpu().numpy()
+        actions: np.ndarray = self.actions(th.as_tensor(obs, device=self.policy.device)).cpu().numpy()
         return actions.reshape(-1, *self._action_shape)
+
+    def actions(self, obs: th.Tensor) -> th.Tensor:
+        """
+        Compute π(s) in float32, as ``predict`` does.
+
+        :param obs: observations
+        :return: scaled actions, (b, d)
+        """
+        return self._acting.forward(_features(obs))[-1]
 
     def converted(self, batch: ReplayBufferSamples) -> AbstractContextManager[ReplayBufferSamples]:
         return nullcontext(batch)

@@ -1,7 +1,6 @@
 """One update of TD3: critics, actor and target networks, for any networks."""
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import NamedTuple
 
 import torch as th
@@ -19,6 +18,7 @@ from sb3_td3x.learner.equations import (
     soft_update,
     td_target,
 )
+from sb3_td3x.learner.flat_adam import Optimizer
 from sb3_td3x.learner.perceptron import MlpNetworks
 
 # What the losses are called in logs
@@ -52,6 +52,11 @@ class Update:
             name: get_parameters_by_name(getattr(policy, name), ["running_"]) for name in NETWORK_NAMES
         }
 
+    @property
+    def optimizers(self) -> tuple[Optimizer, Optimizer]:
+        """What does the optimizer steps of critics and actor"""
+        return self.networks.critic_optimizer, self.networks.actor_optimizer
+
     def is_current(self, policy: TD3Policy) -> bool:
         """
         Return whether this object still updates the policy, which a user may have replaced or changed.
@@ -75,22 +80,19 @@ class Update:
                 self._update_targets()
         return metrics
 
-    def run(self, sample: Callable[[], ReplayBufferSamples], with_actor: Iterable[bool]) -> dict[str, float]:
+    def run(self, sample: Callable[[], ReplayBufferSamples], with_actor: Iterable[bool]) -> dict[str, th.Tensor]:
         """
         Do several updates.
 
         :param sample: draws a batch of transitions
         :param with_actor: for each update whether to update the actor and the target networks, too
-        :return: means over the updates, by the names in ``METRICS``
+        :return: means over the updates, by the names in ``METRICS``; not read, so that nobody waits for a GPU
         """
         metrics: dict[str, list[th.Tensor]] = {name: [] for name in METRICS}
         for is_due in with_actor:
             for values, value in zip(metrics.values(), self(sample(), is_due), strict=False):
                 values.append(value)
-        # Read all at once, so that no update waits for a GPU
-        scalars = [value for values in metrics.values() for value in values]
-        numbers = iter(th.stack(scalars).tolist() if scalars else [])
-        return {name: sum(islice(numbers, len(values))) / len(values) for name, values in metrics.items() if values}
+        return {name: th.stack(values).mean() for name, values in metrics.items() if values}
 
     def _update_critics(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
         """Update all critics; return their loss and the mean of their values."""

@@ -1,39 +1,117 @@
 """
-Updates as CUDA graphs. Without a GPU, the same code with functions in the place of graphs: what is captured, when it is
-captured anew, and that nothing is lost where it fails.
+Updates and acting as CUDA graphs. Without a GPU, the same code with functions in the place of graphs: what is captured,
+when it is captured again, and that nothing is lost where the capture fails.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import CountingEnv, DictObs, tiny, vec_env
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
 
 from sb3_td3x import TD3X
 from sb3_td3x.learner import cuda_graphs
-from sb3_td3x.learner.cuda_graphs import UpdateGraphs
+from sb3_td3x.learner.cuda_graphs import ActingGraph, UpdateGraphs
+from sb3_td3x.learner.flat_adam import CapturableAdam, _is_fused_adam
 
 needs_gpu = pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Functions instead of graphs, on the CPU; lists what was captured."""
-    calls: list[bool] = []
+def capturable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any Adam, as on a GPU."""
+    monkeypatch.setattr(CapturableAdam, "is_possible", staticmethod(_is_fused_adam))
 
-    def capture(update: Callable[[bool], None], with_actor: bool) -> Callable[[], None]:
-        calls.append(with_actor)
-        return lambda: update(with_actor)
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch, capturable: None) -> Iterator[list[str]]:
+    """Functions instead of graphs, on the CPU; lists what was captured."""
+    calls: list[str] = []
+
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        calls.append(getattr(function, "func", function).__name__)
+        return function
 
     monkeypatch.setattr(cuda_graphs, "capture", capture)
     monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: True))
     return calls
 
 
-def make(**kwargs: Any) -> TD3X:
-    return TD3X("MlpPolicy", CountingEnv(), **tiny(**{"learning_rate": "lin_1e-2", "seed": 0, **kwargs}))
+@pytest.fixture
+def captured_acting(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    is_possible = ActingGraph.is_possible
+
+    def on_the_cpu(networks: Any, obs: Any) -> bool:
+        with monkeypatch.context() as context:
+            context.setattr(networks.policy.__class__, "device", property(lambda self: th.device("cuda")))
+            return is_possible(networks, obs)
+
+    monkeypatch.setattr(ActingGraph, "is_possible", staticmethod(on_the_cpu))
+    return captured
+
+
+class WithStatistics(BaseFeaturesExtractor):
+    """Batch normalisation, dropout, and a layer that nobody uses."""
+
+    def __init__(self, observation_space: gym.Space) -> None:
+        super().__init__(observation_space, 4)
+        self.layers = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        features: th.Tensor = self.layers(observations)
+        return features
+
+
+def image_env() -> gym.Env:
+    env = FakeImageEnv(action_dim=1, screen_height=36, screen_width=36, n_channels=1, discrete=False)
+    env.observation_space.seed(0)
+    return env
+
+
+# What an agent may be made of: arguments, and its env
+CASES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "default": ({}, CountingEnv),
+    "several updates": ({"gradient_steps": 5, "train_freq": 2}, CountingEnv),
+    "options": ({"policy_delay": 3, "tau": 0.1, "clipped_double_q": False}, CountingEnv),
+    "n-step": ({"n_steps": 3}, CountingEnv),
+    "normalized": ({"n_steps": 2}, lambda: VecNormalize(vec_env(CountingEnv(), CountingEnv()))),
+    "layer norm": ({"policy_kwargs": {"net_arch": [8], "layer_norm": True, "actor_layer_norm": True}}, CountingEnv),
+    "GELU": ({"policy_kwargs": {"net_arch": [8], "activation_fn": nn.GELU}}, CountingEnv),
+    "stochastic": ({"policy_kwargs": {"net_arch": [8], "stochastic_actor": True}}, CountingEnv),
+    "separate critics": ({"policy_kwargs": {"net_arch": [8], "critic_activation_fn": nn.PReLU}}, CountingEnv),
+    "batch norm, dropout": (
+        {"policy_kwargs": {"net_arch": [8], "features_extractor_class": WithStatistics}},
+        CountingEnv,
+    ),
+    "shared extractor": (
+        {
+            "policy_kwargs": {
+                "net_arch": [8],
+                "features_extractor_class": WithStatistics,
+                "share_features_extractor": True,
+                "optimizer_class": th.optim.AdamW,
+            }
+        },
+        CountingEnv,
+    ),
+    "dict": ({}, lambda: DictObs(CountingEnv())),
+    "images": ({"policy_kwargs": {"net_arch": [8]}}, image_env),
+}
+
+
+def make(case: str = "default", **kwargs: Any) -> TD3X:
+    arguments, make_env = CASES[case]
+    policy = {"dict": "MultiInputPolicy", "images": "CnnPolicy"}.get(case, "MlpPolicy")
+    return TD3X(policy, make_env(), **tiny(**{"learning_rate": "lin_1e-2", "seed": 0, **arguments, **kwargs}))
 
 
 def state(model: TD3X) -> list[th.Tensor]:
@@ -47,42 +125,42 @@ def assert_same(model: TD3X, other: TD3X) -> None:
         assert th.equal(mine, others)
 
 
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"gradient_steps": 5, "train_freq": 2}, {"policy_delay": 3, "tau": 0.1, "clipped_double_q": False}]
-)
-def test_same_training_as_without(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
-    """Parameters, optimizers, counters and logs, bit for bit: the same batches, noise and learning rates."""
-    expected = make(**kwargs).learn(40)
+@pytest.mark.parametrize("case", CASES)
+def test_same_training_as_without(case: str, request: pytest.FixtureRequest) -> None:
+    """Parameters, optimizers, statistics, counters and logs, bit for bit: the same batches, noise, learning rates."""
+    expected = make(case).learn(40)
     captured = request.getfixturevalue("captured")
-    model = make(**kwargs).learn(40)
-    assert captured == [False, True]
+    model = make(case).learn(40)
+    assert captured == ["_update_once", "_update_once"]
     assert_same(model, expected)
     assert model._n_updates == expected._n_updates
     for name in ("train/critic_loss", "train/actor_loss", "train/q_mean"):
         assert model.logger.name_to_value[name] == pytest.approx(expected.logger.name_to_value[name], rel=1e-5)
 
 
-def test_captured_anew_only_where_needed(captured: list[bool]) -> None:
-    model = make().learn(20)
+@pytest.mark.parametrize("case", ["default", "GELU"])
+def test_captured_again_only_where_needed(case: str, captured: list[str]) -> None:
+    model = make(case).learn(20)
     model.learn(5, reset_num_timesteps=False)
     model.lr_schedule = lambda _: 1e-4
     model.train(2, batch_size=4)
     n_captures = len(captured)
+    assert n_captures == 2
 
-    def check_captured_anew() -> None:
+    def check_captured_again(change: Callable[[], Any]) -> None:
         nonlocal n_captures
+        change()
         model.train(2, batch_size=4)
         assert len(captured) == n_captures + 2
         n_captures = len(captured)
 
-    model.gamma = 0.5
-    check_captured_anew()
-    model.target_policy_noise = 0.0
-    check_captured_anew()
-    model.critic.optimizer.param_groups[0]["weight_decay"] = 0.1
-    check_captured_anew()
-    model.actor.optimizer.zero_grad()
-    check_captured_anew()
+    check_captured_again(lambda: setattr(model, "gamma", 0.5))
+    check_captured_again(lambda: setattr(model, "target_policy_noise", 0.0))
+    check_captured_again(lambda: model.critic.optimizer.param_groups[0].update(weight_decay=0.1))
+    check_captured_again(lambda: model.actor.optimizer.zero_grad())
+    check_captured_again(lambda: model.actor.mu[0].requires_grad_(False))
+    check_captured_again(lambda: model.actor.mu.__setitem__(2, nn.Linear(8, 1)))
+    check_captured_again(lambda: setattr(model, "policy", copy.deepcopy(model.policy)))
     model.replay_buffer.rewards = model.replay_buffer.rewards + 1
     model.train(2, batch_size=4)
     assert len(captured) == n_captures
@@ -90,47 +168,96 @@ def test_captured_anew_only_where_needed(captured: list[bool]) -> None:
     assert len(captured) == n_captures + 2
 
 
+def test_captured_again_for_other_normalization(captured: list[str]) -> None:
+    model = make("normalized").learn(40)
+    assert len(captured) == 2
+    vec_normalize = model.get_vec_normalize_env()
+    assert vec_normalize is not None
+    vec_normalize.clip_obs = 1.0
+    model.train(1, batch_size=4)
+    assert len(captured) == 4
+
+
+@pytest.mark.parametrize("case", ["default", "GELU", "batch norm, dropout"])
 @pytest.mark.parametrize("failure", ["capture", "result"])
 def test_failure_leaves_everything_as_it_was(
-    failure: str, captured: list[bool], monkeypatch: pytest.MonkeyPatch
+    failure: str, case: str, captured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One warning, and the same training as without graphs, random numbers included."""
 
-    def capture(update: Callable[[bool], None], with_actor: bool) -> Callable[[], None]:
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
         if failure == "capture":
             raise RuntimeError("operation not permitted when stream is capturing")
         return lambda: None
 
     monkeypatch.setattr(cuda_graphs, "capture", capture)
     with pytest.warns(UserWarning, match="could not be captured as CUDA graphs") as warned:
-        model = make().learn(40)
+        model = make(case).learn(40)
     assert len(warned) == 1
     monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
-    assert_same(model, make().learn(40))
+    assert_same(model, make(case).learn(40))
 
 
 def test_not_on_the_cpu() -> None:
     model = make().learn(20)
     assert not UpdateGraphs.is_possible(model._current_update(), model.replay_buffer)
+    assert not ActingGraph.is_possible(model._current_update().networks, np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("optimizer_class", [th.optim.SGD, th.optim.RMSprop])
+def test_other_optimizers_are_not_captured(optimizer_class: Any, capturable: None) -> None:
+    model = make(policy_kwargs={"net_arch": [8], "activation_fn": nn.GELU, "optimizer_class": optimizer_class}).learn(
+        20
+    )
+    assert {type(it) for it in model._current_update().optimizers} == {optimizer_class}
+
+
+def test_captured_acting_is_predict_s(captured_acting: list[str]) -> None:
+    """Also after the networks or the number of envs have changed."""
+    model = make().learn(20)
+    assert captured_acting.count("_act") == 1
+    obs = np.random.default_rng(0).normal(size=(3, 2))
+    for _ in range(2):
+        actions = model._graphs.scaled_actions(model._current_update().networks, obs)
+        np.testing.assert_allclose(actions, model.policy.scale_action(model.predict(obs)[0]), rtol=1e-5)
+        assert captured_acting.count("_act") == 2
+    model.actor.mu[0] = nn.Linear(2, 8)
+    actions = model._graphs.scaled_actions(model._current_update().networks, obs)
+    np.testing.assert_allclose(actions, model.policy.scale_action(model.predict(obs)[0]), rtol=1e-5)
+    assert captured_acting.count("_act") == 3
 
 
 @needs_gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_graphs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_on_a_gpu(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near what is computed without graphs; the learning rate follows its schedule."""
-    kwargs: dict[str, Any] = {"learning_starts": 50, "learning_rate": "lin_1e-3", "seed": 0, "precision": precision}
-    kwargs |= {"policy_kwargs": {"net_arch": [64, 64]}, "device": "cuda", "buffer_size": 1000}
-    model = TD3X("MlpPolicy", gym.make("Pendulum-v1"), **kwargs).learn(100)
-    assert model._graphs._graphs is not None
+    kwargs: dict[str, Any] = {"learning_rate": "lin_1e-3", "precision": precision, "device": "cuda"}
+    model = make(case, **kwargs).learn(100)
+    assert model._graphs._updates is not None
     monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
-    expected = TD3X("MlpPolicy", gym.make("Pendulum-v1"), **kwargs).learn(100)
-    tolerance = 1e-4 if precision == "float32" else 1e-2
+    expected = make(case, **kwargs).learn(100)
+    tolerance = 1e-3 if precision == "float32" else 3e-2
     for mine, others in zip(state(model), state(expected), strict=True):
         th.testing.assert_close(mine, others, rtol=tolerance, atol=tolerance)
 
 
 @needs_gpu
-def test_other_policies_train_on_a_gpu() -> None:
-    kwargs: dict[str, Any] = {"learning_starts": 50, "device": "cuda", "buffer_size": 1000}
-    model = TD3X("MlpPolicy", "Pendulum-v1", policy_kwargs={"layer_norm": True}, **kwargs).learn(100)
-    assert model._graphs._graphs is None
+def test_a_module_that_waits_for_the_gpu_goes_on_without_graphs() -> None:
+    class Waiting(WithStatistics):
+        def forward(self, observations: th.Tensor) -> th.Tensor:
+            return super().forward(observations) * observations.sum().item()
+
+    policy_kwargs = {"net_arch": [8], "features_extractor_class": Waiting}
+    with pytest.warns(UserWarning, match="could not be captured as CUDA graphs"):
+        model = make(policy_kwargs=policy_kwargs, device="cuda").learn(40)
+    assert model._graphs._updates is None
+
+
+@needs_gpu
+def test_acting_on_a_gpu() -> None:
+    model = make(device="cuda").learn(40)
+    assert model._graphs._acting is not None
+    obs = np.random.default_rng(0).normal(size=(1, 2))
+    actions = model._graphs.scaled_actions(model._current_update().networks, obs)
+    np.testing.assert_allclose(actions, model.policy.scale_action(model.predict(obs)[0]), rtol=1e-4, atol=1e-5)
