@@ -14,7 +14,7 @@ from options import at_least
 from speed_cells import CELLS
 from speed_worker import LEARNING_STARTS, fill, make_model
 
-from sb3_td3x.learner.perceptron import PRECISIONS
+from sb3_td3x.validation import PRECISIONS
 
 # Enough for batches from all over the memory, and quickly filled
 BUFFER_SIZE = 10_000

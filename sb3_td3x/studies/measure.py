@@ -222,7 +222,8 @@ def estimate_value(run: TrainedRun, agent: Path, timesteps: int, n_states: int, 
             after = with_last_observations(after, dones, player.infos, vec_normalize)
             step = EnvStep(before, actions, rewards, after, dones, player.infos)
             # A termination that only the hook declares ends the sum too: nothing was learned from beyond it
-            rewards, dones, _ = shape_step(hook, step, model.gamma, model.num_timesteps)
+            shaped = shape_step(hook, step, model.gamma, model.num_timesteps)
+            rewards, dones = shaped.rewards, shaped.dones
         if learned_normalized:
             assert vec_normalize is not None
             rewards = _normalized(rewards, vec_normalize)
