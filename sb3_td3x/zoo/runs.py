@@ -270,8 +270,8 @@ def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | N
             module = gym.wrappers.__name__
         if modules is not None and (module not in modules or name in _WRITING_WRAPPERS):
             raise FileRefused(
-                f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(modules)} that writes nothing. "
-                f"{_TRUST}"
+                f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(modules)} that writes nothing"
+                f". {_TRUST}"
             )
         cls = getattr(importlib.import_module(module), name, None) if module else None
         if not (isinstance(cls, type) and issubclass(cls, kind)):
