@@ -126,7 +126,8 @@ def play_folder(args: argparse.Namespace) -> int:
             importlib.import_module(package)
         play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best)
     except (ImportError, OSError, ValueError, gym.error.Error) as error:
-        print(error, file=sys.stderr)
+        # A stranger's folder may put there what a terminal obeys
+        print("".join(char if char.isprintable() else " " for char in str(error)), file=sys.stderr)
         return 1
     return 0
 

@@ -1,0 +1,486 @@
+"""
+The folder of a run of RL Zoo: its settings, its env and its agents, and playing an agent.
+
+A stranger's folder can hold code: YAML and pickles may name any Python object, and settings may name any module.
+Without ``trusted=True`` nothing of that is run or imported.
+"""
+
+import ast
+import importlib
+import io
+import re
+import reprlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import yaml
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
+
+import _sb3_td3x_autoload as autoload
+from sb3_td3x.files.atomic import FileRefused, refusing
+from sb3_td3x.files.pickles import Pickled, read_pickle
+from sb3_td3x.files.records import CLASSES, PICKLE_PATHS, PickleReader, from_pickle, path_of
+from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
+from sb3_td3x.td3x import TD3X
+
+Wrapper = Callable[[Any], Any]
+
+# Modules whose wrappers a run that is not trusted may name
+WRAPPER_MODULES = (
+    "gymnasium.wrappers",
+    "rl_zoo3.wrappers",
+    "sb3_contrib.common.wrappers",
+    "stable_baselines3.common.atari_wrappers",
+    "stable_baselines3.common.vec_env",
+)
+# These write files to a folder that the settings name
+_WRITING_WRAPPERS = ("RecordVideo", "VecMonitor", "VecVideoRecorder")
+
+# Wrappers that repeat each action, and their argument for the number of repetitions
+_REPEATING_WRAPPERS = {
+    "rl_zoo3.wrappers.FrameSkip": "skip",
+    "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv": "skip",
+    "stable_baselines3.common.atari_wrappers.AtariWrapper": "frame_skip",
+}
+_DEFAULT_REPETITIONS = 4
+
+# Algorithms whose agents `TD3X.load` reads without running their pickles
+_SAFE_ALGORITHMS = ("td3x", "td3", "ddpg")
+_SAVED_AGENT = re.compile(r"rl_model_(\d+)_steps\.zip")
+
+_MAX_YAML_BYTES = 2**16
+# Values that refer to each other can stand for exponentially many
+_MAX_YAML_ALIASES = 20
+_MAX_STATISTICS_BYTES = 64 * 2**20
+_MAX_FRAMES = 1000
+
+
+class ZooRun:
+    """
+    The folder of a run of RL Zoo, such as ``logs/td3x/Pendulum-v1_1``.
+
+    :param folder: the folder
+    :param trusted: whether the run may execute code: any object in its YAML and in its agents' files, any module that
+        its settings name. Without it, classes are limited to those that an agent's file may name
+        (``files/records.py``), and wrappers to those of ``WRAPPER_MODULES``.
+    :raises ValueError: it is not the folder of a run, or a file of its settings is damaged or needs to be trusted
+    """
+
+    def __init__(self, folder: Path, trusted: bool = False):
+        configs = sorted(folder.glob("*/config.yml"))
+        if len(configs) != 1:
+            raise ValueError(
+                f"{folder} is not the folder of a run of RL Zoo: {len(configs)} of its subfolders have a config.yml, "
+                "expected one"
+            )
+        self.folder = folder
+        self.trusted = trusted
+        # Named after the env
+        self.config_folder = configs[0].parent
+        self.hyperparams = read_zoo_yaml(self.config_folder / "config.yml", trusted)
+        self.args = read_zoo_yaml(self.config_folder / "args.yml", trusted)
+        self.algo = self._name_in_args("algo")
+        self.env_id = self._name_in_args("env")
+
+    def _name_in_args(self, key: str) -> str:
+        value = self.args.get(key)
+        if not isinstance(value, str):
+            raise FileRefused(f"{self.config_folder / 'args.yml'} has {key}={reprlib.repr(value)}, expected a name")
+        return value
+
+    @property
+    def action_repeat(self) -> int:
+        """Env steps for each timestep that the zoo counts, which is one decision of the agent."""
+        return action_repeat(self.hyperparams)
+
+    @property
+    def normalize_kwargs(self) -> dict[str, Any] | None:
+        """Arguments of ``VecNormalize`` while training; None: nothing was normalized."""
+        value = self.hyperparams.get("normalize")
+        if not value:
+            return None
+        return {} if value is True else parse_dict(value, f"normalize in {self.config_folder / 'config.yml'}")
+
+    @property
+    def last_agent(self) -> Path:
+        """The agent at the end of the training."""
+        return self.folder / f"{self.config_folder.name}.zip"
+
+    @property
+    def best_agent(self) -> Path:
+        """The best agent of the evaluations while training, if there were any."""
+        return self.folder / "best_model.zip"
+
+    def saved_agents(self) -> dict[int, Path]:
+        """
+        List the agents that the zoo saved while training (``--save-freq``).
+
+        :return: their files by env steps, in ascending order
+        """
+        matches = ((_SAVED_AGENT.fullmatch(path.name), path) for path in self.folder.glob("rl_model_*.zip"))
+        return dict(sorted((int(match[1]) * self.action_repeat, path) for match, path in matches if match))
+
+    def make_env(self, n_envs: int = 1, seed: int | None = None, render: bool = False) -> VecEnv:
+        """
+        Make the env as the zoo's ``enjoy`` does: with the wrappers, frame stack and ``VecNormalize`` statistics of the
+        training. The statistics are not updated, and rewards are not normalized.
+
+        :param n_envs: number of copies of the env
+        :param seed: seed of the first copy; copy i gets ``seed + i``
+        :param render: whether to show the env on the screen; it can be asked for pictures in any case
+        :return: the vectorized env
+        :raises ValueError: a file is damaged, or the settings name something that needs to be trusted
+        """
+        where = self.config_folder / "config.yml"
+        # Gymnasium imports the module that stands before a colon in an id that is not registered
+        if self.env_id not in gym.registry:
+            raise FileRefused(
+                f"{self.config_folder / 'args.yml'} has env={self.env_id!r:.100}, which is not the id of a registered "
+                "env: name the package that registers it by --gym-packages"
+            )
+        env_kwargs = self.args.get("env_kwargs") or self.hyperparams.get("env_kwargs") or {}
+        frame_stack = self.hyperparams.get("frame_stack") or 0
+        if not isinstance(env_kwargs, dict) or type(frame_stack) is not int or not 0 <= frame_stack <= _MAX_FRAMES:
+            raise FileRefused(
+                f"{where} has bad env_kwargs or frame_stack, expected a dictionary and an integer up to {_MAX_FRAMES}"
+            )
+        if render:
+            env_kwargs = {"render_mode": "human", **env_kwargs}
+        wrap = self._wrapper("env_wrapper", gym.Wrapper)
+        wrap_all = self._wrapper("vec_env_wrapper", VecEnvWrapper)
+        env = wrap_all(make_vec_env(self.env_id, n_envs, seed=seed, env_kwargs=env_kwargs, wrapper_class=wrap))
+        if self.hyperparams.get("normalize"):
+            env = load_vec_normalize(self.config_folder / "vecnormalize.pkl", env)
+        return VecFrameStack(env, frame_stack) if frame_stack > 0 else env
+
+    def _wrapper(self, key: str, kind: type) -> Wrapper:
+        where = str(self.config_folder / "config.yml")
+        return make_wrapper(self.hyperparams.get(key), kind, where, None if self.trusted else WRAPPER_MODULES)
+
+    def make_shaping(self) -> RewardShaping | None:
+        """
+        Build the reward shaping hook that the run learned from.
+
+        :return: the hook; None: there was none
+        :raises ValueError: it cannot be built, or is not one of ours and the run is not trusted
+        """
+        spec = self.hyperparams.get("reward_shaping")
+        if not self.trusted:
+            check_built_in(spec)
+        return make_reward_shaping(spec)
+
+    def load_agent(self, path: Path, env: VecEnv | None = None) -> BaseAlgorithm:
+        """
+        Load an agent for playing: on the CPU, without replay memory, learning rate and reward shaping.
+
+        :param path: one of the run's agents
+        :param env: the env that it will play in; SB3's own algorithms need it with ``HerReplayBuffer``
+        :return: the agent; those of td3 and ddpg as ``TD3X`` as well
+        :raises ValueError: the file is damaged, or needs to be trusted, as those of all other algorithms do
+        """
+        if self.algo in _SAFE_ALGORITHMS:
+            unneeded: dict[str, Any] = {"learning_rate": 0.0, "qf_learning_rate": None, "reward_shaping": None}
+            return TD3X.load(path, device="cpu", trusted=self.trusted, buffer_size=1, action_noise=None, **unneeded)
+        if not self.trusted:
+            raise FileRefused(f"{path} is an agent of {self.algo}, which is pickled and can run code: trust it first")
+        # As in `enjoy`: schedules may be of classes that cannot be imported here
+        kwargs: dict[str, Any] = {
+            "custom_objects": {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0},
+            "buffer_size": 1,
+        }
+        if self.hyperparams.get("optimize_memory_usage"):
+            kwargs["optimize_memory_usage"] = False
+        if "HerReplayBuffer" in str(self.hyperparams.get("replay_buffer_class")):
+            kwargs["env"] = env
+        return zoo_algorithms()[self.algo].load(path, device="cpu", **kwargs)
+
+
+def zoo_algorithms() -> dict[str, type[BaseAlgorithm]]:
+    """
+    Return the zoo's algorithms by name, td3x among them.
+
+    :return: the classes
+    """
+    autoload.install(force=True)
+    from rl_zoo3 import ALGOS
+
+    return dict(ALGOS)
+
+
+def action_repeat(hyperparams: dict[str, Any]) -> int:
+    """
+    Return the number of env steps for each timestep that the zoo counts.
+
+    :param hyperparams: an entry of the zoo's YAML files
+    :return: the product of the repetitions of its wrappers, 1 without any
+    """
+    repeat = 1
+    for path, kwargs in _named(hyperparams.get("env_wrapper")):
+        if path in _REPEATING_WRAPPERS:
+            repeat *= int((kwargs or {}).get(_REPEATING_WRAPPERS[path], _DEFAULT_REPETITIONS))
+    return repeat
+
+
+def _named(spec: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield path and arguments of what the zoo's notation for wrappers and callbacks names."""
+    for entry in spec if isinstance(spec, list) else [] if spec is None else [spec]:
+        yield next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
+
+
+def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | None) -> Wrapper:
+    """
+    Import wrappers that settings name.
+
+    :param spec: a wrapper in the zoo's notation: a dotted path, or ``{path: keyword arguments}``, or a list of these;
+        None: no wrapper
+    :param kind: base class of the wrappers
+    :param where: name of the settings' file, for the error
+    :param modules: the modules that they may come from; None: any
+    :return: a function that wraps an env
+    :raises FileRefused: a wrapper is not allowed or does not exist
+    """
+    wrappers: list[tuple[str, Any, dict[str, Any]]] = []
+    for path, kwargs in _named(spec):
+        module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+        if module == getattr(getattr(gym.wrappers, name, None), "__module__", None):
+            # The module in which Gymnasium defines the wrapper
+            module = gym.wrappers.__name__
+        if modules is not None and (module not in modules or name in _WRITING_WRAPPERS):
+            raise FileRefused(
+                f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(modules)} that writes nothing"
+            )
+        cls = getattr(importlib.import_module(module), name, None) if module else None
+        if not (isinstance(cls, type) and issubclass(cls, kind)):
+            raise FileRefused(f"{where} asks for {path!r:.80}, which is not a {kind.__name__}")
+        if not isinstance(kwargs, dict | None):
+            raise FileRefused(f"{where} asks for {path} with arguments that are not a dictionary")
+        wrappers.append((path, cls, kwargs or {}))
+
+    def wrap(env: Any) -> Any:
+        for path, cls, kwargs in wrappers:
+            with refusing(f"{path} with {reprlib.repr(kwargs)} in {where}"):
+                env = cls(env, **kwargs)
+        return env
+
+    return wrap
+
+
+# Reading the files
+
+
+class _ZooLoader(yaml.SafeLoader):
+    """A safe loader that also reads the ordered dictionaries, tuples and registered classes that the zoo writes."""
+
+    def read_pairs(self, node: Any) -> Any:
+        """Return an ``OrderedDict`` as a dictionary."""
+        (pairs,) = self.construct_sequence(node, deep=True)
+        return dict(pairs)
+
+    def read_tuple(self, node: Any) -> Any:
+        """Return a tuple."""
+        return tuple(self.construct_sequence(node, deep=True))
+
+    def read_class(self, path: str, node: Any) -> Any:
+        """Return a class that an agent's file may name as well."""
+        if path not in CLASSES:
+            raise yaml.constructor.ConstructorError(problem=f"it names {path:.100}")
+        return CLASSES[path]
+
+
+_PYTHON = "tag:yaml.org,2002:python/"
+_ZooLoader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", _ZooLoader.read_pairs)
+_ZooLoader.add_constructor(f"{_PYTHON}tuple", _ZooLoader.read_tuple)
+_ZooLoader.add_multi_constructor(f"{_PYTHON}name:", _ZooLoader.read_class)
+
+
+def read_zoo_yaml(path: Path, trusted: bool = False) -> dict[str, Any]:
+    """
+    Read a ``config.yml`` or ``args.yml`` that the zoo wrote.
+
+    :param path: the file
+    :param trusted: whether it may make any Python object, as in the zoo
+    :return: what it holds
+    :raises ValueError: it is damaged, or holds an object that only a trusted file may
+    """
+    with refusing(str(path)):
+        content = _read(path, _MAX_YAML_BYTES)
+        if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > _MAX_YAML_ALIASES:
+            raise FileRefused(f"{path} has more than {_MAX_YAML_ALIASES} aliases")
+        try:
+            settings = yaml.unsafe_load(content) if trusted else yaml.load(content, _ZooLoader)
+        except yaml.constructor.ConstructorError as error:
+            raise FileRefused(
+                f"{path} holds a Python object, and these can run code: {error.problem}. Trust it if the run is your "
+                "own (--trusted)"
+            ) from None
+        if not isinstance(settings, dict):
+            raise FileRefused(f"{path} holds {type(settings).__name__}, expected names and values")
+        return dict(settings)
+
+
+def parse_dict(text: Any, where: str) -> dict[str, Any]:
+    """
+    Read a dictionary that the zoo would evaluate, such as ``dict(norm_obs=True)``, without evaluating it.
+
+    :param text: the text, with literals as values; or a dictionary, which is returned as it is
+    :param where: how to name it in an error
+    :return: the dictionary
+    :raises FileRefused: it is anything else
+    """
+    try:
+        node = ast.parse(text, mode="eval").body if isinstance(text, str) else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        value = text if node is None else ast.literal_eval(node)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        value = None
+    if not isinstance(value, dict):
+        raise FileRefused(f"{where} is {reprlib.repr(text)}, expected a dictionary of plain values")
+    return value
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file that is not too large."""
+    if path.exists() and not path.is_file():
+        # A device or a pipe may have no end
+        raise FileRefused(f"{path} is not a file")
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise FileRefused(f"{path} is too large: more than {max_bytes} bytes")
+    return content
+
+
+def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
+    """
+    Read statistics that ``VecNormalize.save`` pickled, without running the pickle.
+
+    :param path: the file
+    :param venv: the env to normalize
+    :return: the normalized env; its statistics are not updated, and rewards stay as they are
+    :raises ValueError: the file is damaged, holds something else, or statistics of other observations
+    """
+    name, cls = str(path), path_of(VecNormalize)
+    with refusing(name):
+        pickled = read_pickle(io.BytesIO(_read(path, _MAX_STATISTICS_BYTES)), name, {*PICKLE_PATHS, cls})
+        if not (isinstance(pickled, Pickled) and pickled.path == cls and isinstance(pickled.state, dict)):
+            raise FileRefused(f"{name} holds no VecNormalize")
+        arguments = ("norm_obs", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
+        names = [key for key in (*arguments, "obs_rms", "ret_rms") if key in pickled.state]
+        reader = PickleReader()
+        state = {key: from_pickle(pickled.state[key], reader) for key in names}
+        obs_rms, ret_rms = state.pop("obs_rms", None), state.pop("ret_rms")
+        env = VecNormalize(venv, training=False, norm_reward=False, **state)
+        if _shapes(ret_rms) != () or (env.norm_obs and _shapes(obs_rms) != _shapes(env.obs_rms)):
+            raise FileRefused(f"{name} holds statistics of other observations than the env's")
+        env.ret_rms = ret_rms
+        if env.norm_obs:
+            env.obs_rms = obs_rms
+        return env
+
+
+def _shapes(statistics: Any) -> Any:
+    """Return the shape of a ``RunningMeanStd``, or those of a dictionary of such."""
+    if isinstance(statistics, dict):
+        return {key: _shapes(entry) for key, entry in statistics.items()}
+    return statistics.mean.shape
+
+
+# Playing
+
+
+class Episode(NamedTuple):
+    """
+    What ``Monitor`` says of an episode, below all wrappers of the run.
+
+    :param episode_return: sum of the env's own rewards, neither shaped nor normalized
+    :param length: number of env steps
+    """
+
+    episode_return: float
+    length: int
+
+
+class Step(NamedTuple):
+    """
+    One step of all copies of an env, as SB3's ``VecEnv`` returns it.
+
+    :param obs: observations in which the actions were chosen
+    :param episodes: the episodes that ended in this step, by index of the copy
+    """
+
+    obs: Any
+    actions: np.ndarray
+    next_obs: Any
+    rewards: np.ndarray
+    dones: np.ndarray
+    infos: list[dict[str, Any]]
+    episodes: dict[int, Episode]
+
+
+def play_steps(model: BaseAlgorithm, env: VecEnv, deterministic: bool = True) -> Iterator[Step]:
+    """
+    Play without an end; the caller stops.
+
+    :param model: the agent; recurrent policies are given their state
+    :param env: the env, with a ``Monitor`` around each copy
+    :param deterministic: whether a stochastic policy takes its mean
+    :return: the steps
+    """
+    # The zoo's wrappers lie around Monitor. Atari's end an episode at each lost life, Monitor at the end of the game.
+    # An episode that another wrapper cuts is never counted by Monitor.
+    loses_lives = env.env_is_wrapped(EpisodicLifeEnv)
+    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
+    obs: Any = env.reset()
+    state, starts = None, np.ones(env.num_envs, bool)
+    while True:
+        actions, state = model.predict(obs, state, starts, deterministic)
+        next_obs, rewards, dones, infos = env.step(actions)
+        returns += rewards
+        lengths += 1
+        episodes = {}
+        for idx in np.flatnonzero(dones):
+            monitored = infos[idx].get("episode")
+            if monitored is not None:
+                episodes[int(idx)] = Episode(float(monitored["r"]), int(monitored["l"]))
+            elif not loses_lives[idx]:
+                episodes[int(idx)] = Episode(float(returns[idx]), int(lengths[idx]))
+        returns[dones], lengths[dones] = 0.0, 0
+        yield Step(obs, actions, next_obs, rewards, dones, infos, episodes)
+        obs, starts = next_obs, dones
+
+
+def play_episodes(
+    model: BaseAlgorithm, env: VecEnv, n_episodes: int, seed: int | None = None, deterministic: bool = True
+) -> list[Episode]:
+    """
+    Play episodes from fixed start states, as many at a time as the env has copies.
+
+    Each copy counts one episode and is then seeded anew, so that episode i starts from ``seed + i`` however many copies
+    there are. In the last digits the actions still depend on the number of copies: matrix products do.
+
+    :param model: the agent
+    :param env: the env, with a ``Monitor`` around each copy
+    :param n_episodes: number of episodes
+    :param seed: seed of the first episode; None: the env goes on with its own random numbers
+    :param deterministic: whether a stochastic policy takes its mean
+    :return: the episodes, in the order of their seeds
+    """
+    episodes: list[Episode] = []
+    while len(episodes) < n_episodes:
+        if seed is not None:
+            env.seed(seed + len(episodes))
+        wanted = range(min(env.num_envs, n_episodes - len(episodes)))
+        first: dict[int, Episode] = {}
+        for step in play_steps(model, env, deterministic):
+            first = {**step.episodes, **first}
+            if first.keys() >= set(wanted):
+                break
+        episodes += [first[idx] for idx in wanted]
+    return episodes

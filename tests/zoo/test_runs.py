@@ -1,0 +1,406 @@
+"""A run's folder: reading it without running code from it, its env and agents, and playing them."""
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import hostile
+import numpy as np
+import pytest
+import torch as th
+from envs import CountingEnv, Episode, counting_vec_env, tiny, vec_env
+from run_folders import ENV, change, make_run_folder
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import SAC, TD3, HerReplayBuffer
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
+
+from sb3_td3x import TD3X
+from sb3_td3x.shaping import RewardScale
+from sb3_td3x.studies.arms import read_entries
+from sb3_td3x.zoo import runs
+from sb3_td3x.zoo.register import hyperparams_path
+from sb3_td3x.zoo.runs import ZooRun, load_vec_normalize, make_wrapper, parse_dict, play_episodes, read_zoo_yaml
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run_folder(tmp_path_factory.mktemp("td3x"))
+
+
+@pytest.fixture
+def folder(run_folder: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(run_folder, tmp_path / "run"))
+
+
+def play(folder: Path, trusted: bool = False) -> None:
+    """Do all that a run's folder is good for."""
+    run = ZooRun(folder, trusted)
+    play_episodes(run.load_agent(run.last_agent), run.make_env(), 1)
+
+
+class TestFolder:
+    def test_what_a_run_is(self, folder: Path) -> None:
+        for steps in (100, 20, 3000):
+            (folder / f"rl_model_{steps}_steps.zip").touch()
+        change(folder, "config.yml", env_wrapper=[{"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}])
+        run = ZooRun(folder)
+        assert (run.algo, run.env_id, run.action_repeat) == ("td3x", ENV, 3)
+        assert (run.last_agent, run.best_agent) == (folder / f"{ENV}.zip", folder / "best_model.zip")
+        assert run.config_folder == folder / ENV
+        assert run.hyperparams["policy"] == "MlpPolicy"
+        assert run.args["tuple"] == (1, 2)
+        assert list(run.saved_agents()) == [60, 300, 9000]
+        assert run.saved_agents()[300] == folder / "rl_model_100_steps.zip"
+
+    def test_not_the_folder_of_a_run(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="is not the folder of a run of RL Zoo: 0 of its subfolders"):
+            ZooRun(tmp_path)
+
+    @pytest.mark.parametrize("key", ["algo", "env"])
+    def test_settings_without_names(self, folder: Path, key: str) -> None:
+        change(folder, "args.yml", **{key: 3})
+        with pytest.raises(ValueError, match=rf"args\.yml has {key}=3, expected a name"):
+            ZooRun(folder)
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            (None, None),
+            (False, None),
+            (True, {}),
+            ({"norm_obs": True}, {"norm_obs": True}),
+            ("dict(norm_obs=True, clip_obs=5.0)", {"norm_obs": True, "clip_obs": 5.0}),
+            ("{'norm_reward': False}", {"norm_reward": False}),
+        ],
+        ids=str,
+    )
+    def test_normalization(self, folder: Path, value: Any, expected: Any) -> None:
+        change(folder, "config.yml", normalize=value)
+        assert ZooRun(folder).normalize_kwargs == expected
+
+    @pytest.mark.parametrize("text", ["dict(a=f())", "print(1)", "dict(1)", "[1]", "dict(", "(" * 10_000, 3])
+    def test_text_that_is_no_dictionary_is_not_evaluated(self, text: Any) -> None:
+        with pytest.raises(ValueError, match=r"^it is .*, expected a dictionary of plain values"):
+            parse_dict(text, "it")
+
+    @pytest.mark.parametrize(
+        ("wrapper", "repeat"),
+        [
+            (None, 1),
+            ("rl_zoo3.wrappers.FrameSkip", 4),
+            ([{"rl_zoo3.wrappers.FrameSkip": {"skip": 2}}, "gymnasium.wrappers.ClipAction"], 2),
+            ({"stable_baselines3.common.atari_wrappers.AtariWrapper": {"frame_skip": 5}}, 5),
+            ({"stable_baselines3.common.atari_wrappers.AtariWrapper": None}, 4),
+        ],
+        ids=str,
+    )
+    def test_action_repeat(self, wrapper: Any, repeat: int) -> None:
+        assert runs.action_repeat({"env_wrapper": wrapper}) == repeat
+
+
+HOSTILE_YAML = (
+    "!!python/object/apply:os.mkdir [{}]",
+    "!!python/object/apply:collections.OrderedDict [[[env, !!python/object/apply:os.mkdir [{}]]]]",
+    "!!python/object/new:os.mkdir [{}]",
+    "env: !!python/name:os.mkdir",
+    "env: !!python/name:run_folders.CountingEnv",
+    "env: !!python/module:os",
+    "!!python/object:subprocess.Popen {{args: [mkdir, {}]}}",
+    "[a, list]",
+    "a: [unfinished",
+    "a: &a [*a, *b]",
+    "!!python/object/apply:collections.OrderedDict [1, 2, 3]",
+    "a: " + "[" * 30_000,
+)
+
+
+def aliases(first: str, level: str, depth: int = 14) -> str:
+    """YAML in which each line names the one before it ten times."""
+    lines = [f"l0: &l0 {first}"]
+    for idx in range(depth):
+        content = level.format(",".join([f"*l{idx}"] * 10))
+        lines.append(f"l{idx + 1}: &l{idx + 1} {content}")
+    return "\n".join(lines) + "\n"
+
+
+LARGE_YAML = {
+    "lists": aliases("[1]", "[{}]"),
+    "keys": aliases("!!python/tuple [1]", "!!python/tuple [{}]") + "? *l14\n: 1\n",
+    "keys of pairs": aliases("!!python/tuple [1]", "!!python/tuple [{}]")
+    + "x: !!python/object/apply:collections.OrderedDict [[[*l14, 1]]]\n",
+    "merged": aliases("{a: 1}", "{{<<: [{}]}}"),
+    "bytes": "a: 1" + ":1" * 2**17,
+}
+# Not refused, or for another reason
+LONG_YAML = {
+    "values": f"a: [{'1,' * 32_000}]\n",
+    "number": "a: 1" + ":1" * 32_000,
+    "itself": "a: &a [*a]\n",
+    "few aliases": aliases("!!python/tuple [1]", "!!python/tuple [{}]", 2) + "? *l2\n: 1\n",
+}
+
+
+class TestYaml:
+    @pytest.mark.parametrize("name", ["config.yml", "args.yml"])
+    @pytest.mark.parametrize("content", HOSTILE_YAML, ids=lambda content: content[:40])
+    def test_objects_are_not_made(self, folder: Path, tmp_path: Path, content: str, name: str) -> None:
+        sentinel = tmp_path / "sentinel"
+        (folder / ENV / name).write_text(content.format(sentinel))
+        with pytest.raises(ValueError, match=name) as error:
+            ZooRun(folder)
+        assert "\n" not in str(error.value)
+        assert not sentinel.exists()
+
+    @pytest.mark.parametrize("case", LARGE_YAML)
+    def test_what_grows_is_refused(self, folder: Path, case: str) -> None:
+        (folder / ENV / "config.yml").write_text(LARGE_YAML[case])
+        with pytest.raises(ValueError, match=r"config\.yml (has|is too large:) more than") as error:
+            ZooRun(folder)
+        assert len(str(error.value)) < 500
+
+    @pytest.mark.parametrize("case", LONG_YAML)
+    def test_what_is_long_takes_seconds(self, folder: Path, case: str) -> None:
+        (folder / ENV / "config.yml").write_text(LONG_YAML[case])
+        start = time.process_time()
+        try:
+            play(folder)
+        except ValueError as error:
+            assert len(str(error)) < 500  # noqa: PT017 - refused or not, both are fine
+        assert time.process_time() - start < 5
+
+    def test_classes_of_agents_are_read(self, folder: Path) -> None:
+        policy_kwargs = {"activation_fn": th.nn.Tanh, "net_arch": [8]}
+        change(folder, "config.yml", replay_buffer_class=HerReplayBuffer, policy_kwargs=policy_kwargs)
+        run = ZooRun(folder)
+        assert run.hyperparams["replay_buffer_class"] is HerReplayBuffer
+        assert run.hyperparams["policy_kwargs"] == policy_kwargs
+
+    def test_other_classes_need_trust(self, folder: Path) -> None:
+        change(folder, "config.yml", policy=CountingEnv)
+        with pytest.raises(ValueError, match=r"config\.yml holds a Python object.* it names envs\.CountingEnv.*--trus"):
+            ZooRun(folder)
+        assert ZooRun(folder, trusted=True).hyperparams["policy"] is CountingEnv
+
+    def test_a_few_aliases_are_read(self, tmp_path: Path) -> None:
+        (tmp_path / "config.yml").write_text("a: &a [1, 2]\nb: *a\nc: &c {x: *a}\nd: {<<: *c, y: 3}\n")
+        assert read_zoo_yaml(tmp_path / "config.yml")["d"] == {"x": [1, 2], "y": 3}
+
+    @pytest.mark.parametrize("name", ["config.yml", "args.yml", "vecnormalize.pkl"])
+    @pytest.mark.parametrize("target", ["/dev/zero", "pipe"])
+    def test_file_without_an_end_is_refused(self, folder: Path, name: str, target: str) -> None:
+        path = folder / ENV / name
+        path.unlink()
+        if target == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(target)
+        with pytest.raises(ValueError, match=rf"{name} is not a file"):
+            play(folder)
+
+
+class TestStatistics:
+    def test_are_those_of_sb3(self, run_folder: Path) -> None:
+        path = run_folder / ENV / "vecnormalize.pkl"
+        ours, theirs = load_vec_normalize(path, counting_vec_env(1)), VecNormalize.load(str(path), counting_vec_env(1))
+        obs = np.array([[3.0, 4.0]], np.float32)
+        np.testing.assert_array_equal(ours.normalize_obs(obs), theirs.normalize_obs(obs))
+        assert vars(ours.ret_rms).keys() == vars(theirs.ret_rms).keys()
+        assert ours.ret_rms.mean == theirs.ret_rms.mean
+        assert not ours.training
+        assert not ours.norm_reward
+
+    def test_of_other_observations_are_refused(self, run_folder: Path) -> None:
+        with pytest.raises(ValueError, match=r"vecnormalize\.pkl holds statistics of other"):
+            load_vec_normalize(run_folder / ENV / "vecnormalize.pkl", make_vec_env("Pendulum-v1"))
+
+    def test_gadgets_are_not_run(self, folder: Path, tmp_path: Path) -> None:
+        sentinel = tmp_path / "sentinel"
+        for name, gadget in hostile.GADGETS.items():
+            (folder / ENV / "vecnormalize.pkl").write_bytes(gadget(str(sentinel)))
+            with pytest.raises(ValueError, match=r"vecnormalize\.pkl"):
+                play(folder)
+            assert not sentinel.exists(), name
+
+
+class TestEnv:
+    def test_copies_seeds_and_frames(self, folder: Path) -> None:
+        change(folder, "args.yml", env="Pendulum-v1", env_kwargs={"g": 1.0})
+        change(folder, "config.yml", normalize=False, frame_stack=2)
+        env = ZooRun(folder).make_env(n_envs=2, seed=5)
+        obs = env.reset()
+        assert obs.shape == (2, 6)
+        for idx in range(2):
+            np.testing.assert_array_equal(obs[idx, 3:], gym.make("Pendulum-v1").reset(seed=5 + idx)[0])
+        assert env.get_attr("g") == [1.0, 1.0]
+        assert env.env_is_wrapped(Monitor) == [True, True]
+        assert env.render_mode == "rgb_array"
+
+    @pytest.mark.parametrize("env", ["evil:Env-v0", "../x", "NotRegistered-v0"])
+    def test_package_of_an_env_is_not_imported(self, folder: Path, env: str) -> None:
+        change(folder, "args.yml", env=env)
+        with pytest.raises(ValueError, match=r"args\.yml has env="):
+            ZooRun(folder, trusted=True).make_env()
+
+    @pytest.mark.parametrize("frames", [1001, 10**12, -1, True, "4", [4]], ids=str)
+    def test_number_of_frames_is_refused(self, folder: Path, frames: Any) -> None:
+        change(folder, "config.yml", frame_stack=frames)
+        with pytest.raises(ValueError, match=r"config\.yml has bad env_kwargs or frame_stack.* 1000"):
+            ZooRun(folder).make_env()
+
+    @pytest.mark.parametrize(
+        ("key", "wrapper", "message"),
+        [
+            ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {"max_steps": 3}}, "TimeLimit with .*config.yml.*max_st"),
+            ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {1: 3}}, "TimeLimit with"),
+            ("env_wrapper", "stable_baselines3.common.vec_env.VecNormalize", "which is not a Wrapper"),
+            ("vec_env_wrapper", "gymnasium.wrappers.ClipAction", "which is not a VecEnvWrapper"),
+            ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecFrameStack": {"n": 3}}, "VecFrameStack with"),
+            ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecNormalize": {"norm_obs_keys": ["x"]}}, "VecNorm"),
+        ],
+        ids=str,
+    )
+    def test_wrapper_that_cannot_be_made(self, folder: Path, key: str, wrapper: Any, message: str) -> None:
+        change(folder, "config.yml", **{key: wrapper})
+        with pytest.raises(ValueError, match=message):
+            ZooRun(folder).make_env()
+
+    @pytest.mark.parametrize(
+        "wrapper",
+        [
+            "os.mkdir",
+            {"os.mkdir": {"path": "x"}},
+            "gymnasium.wrappers.nonsense",
+            "gymnasium.wrappers.numpy",
+            "gymnasium.wrappers.transform_observation.TimeLimit",
+            {"gymnasium.wrappers.rendering.RecordVideo": {"video_folder": "x"}},
+            {"gymnasium.wrappers.RecordVideo": {"video_folder": "x"}},
+            ["rl_zoo3.wrappers.ActionNoiseWrapper", "stable_baselines3.common.vec_env.VecMonitor"],
+            {"gymnasium.wrappers.TimeLimit": [1]},
+            "evil",
+            1,
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("key", ["env_wrapper", "vec_env_wrapper"])
+    def test_wrapper_from_elsewhere_is_refused(self, folder: Path, wrapper: Any, key: str) -> None:
+        change(folder, "config.yml", **{key: wrapper})
+        with pytest.raises(ValueError, match=r"config\.yml asks for"):
+            ZooRun(folder).make_env()
+
+    def test_wrapper_of_a_users_own_needs_trust(self, folder: Path) -> None:
+        change(folder, "config.yml", normalize=False, env_wrapper="envs.DictObs")
+        with pytest.raises(ValueError, match=r"asks for the wrapper 'envs\.DictObs'"):
+            ZooRun(folder).make_env()
+        assert ZooRun(folder, trusted=True).make_env().reset().keys() == {"count", "minus"}
+
+    @pytest.mark.parametrize("name", ["td3x", "documents"])
+    def test_wrappers_of_our_own_entries_are_known(self, name: str) -> None:
+        kinds: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper}
+        for entry in read_entries(hyperparams_path(name)).values():
+            for key, kind in kinds.items():
+                make_wrapper(entry.get(key), kind, "config.yml", runs.WRAPPER_MODULES)
+
+
+class TestAgents:
+    def test_td3x_and_td3_are_loaded_safely(self, folder: Path) -> None:
+        # A schedule and a noise of the user's own are pickled, and not needed to play
+        noise = type("OwnNoise", (NormalActionNoise,), {})(np.zeros(1), np.ones(1))
+        for cls in (TD3X, TD3):
+            kwargs = tiny(learning_rate=lambda progress: 1e-3, action_noise=noise)
+            cls("MlpPolicy", CountingEnv(), **kwargs).save(folder / "own.zip")
+            model = ZooRun(folder).load_agent(folder / "own.zip")
+            assert isinstance(model, TD3X)
+            assert model.device.type == "cpu"
+            assert model.buffer_size == 1
+
+    def test_other_algorithms_need_trust(self, folder: Path) -> None:
+        change(folder, "args.yml", algo="sac")
+        SAC("MlpPolicy", CountingEnv(), learning_starts=0, buffer_size=10).save(folder / "sac")
+        with pytest.raises(ValueError, match=r"sac\.zip is an agent of sac, which is pickled"):
+            ZooRun(folder).load_agent(folder / "sac.zip")
+        assert isinstance(ZooRun(folder, trusted=True).load_agent(folder / "sac.zip"), SAC)
+
+    def test_shaping(self, folder: Path) -> None:
+        assert ZooRun(folder).make_shaping() is None
+        change(folder, "config.yml", reward_shaping={"sb3_td3x.shaping.RewardScale": {"scale": 0.5}})
+        assert isinstance(ZooRun(folder).make_shaping(), RewardScale)
+        change(folder, "config.yml", reward_shaping="envs.readable")
+        with pytest.raises(ValueError, match=r"envs\.readable"):
+            ZooRun(folder).make_shaping()
+        assert ZooRun(folder, trusted=True).make_shaping() is not None
+
+
+class TestPlaying:
+    def model(self) -> TD3X:
+        return TD3X("MlpPolicy", CountingEnv(), **tiny())
+
+    def test_each_copy_counts_once_and_is_seeded(self, run_folder: Path) -> None:
+        """Whatever the number of copies, episode i starts from the same state."""
+        env = lambda n_envs: make_vec_env("Pendulum-v1", n_envs)  # noqa: E731
+        model = TD3X("MlpPolicy", "Pendulum-v1", **tiny())
+        episodes = [play_episodes(model, env(n_envs), 4, seed=7) for n_envs in (1, 2, 3, 4)]
+        assert len({episode.episode_return for episode in episodes[0]}) == 4
+        assert all(episode.length == 200 for episode in episodes[0])
+        for others in episodes[1:]:
+            np.testing.assert_allclose(others, episodes[0], rtol=1e-4)
+        assert play_episodes(model, env(2), 4, seed=7) == episodes[1]
+
+    def test_first_episode_of_each_copy(self) -> None:
+        """A copy that ends early goes on, and its next episode does not count."""
+        env = vec_env(CountingEnv([Episode(2, True)]), CountingEnv([Episode(5, False)]))
+        assert play_episodes(self.model(), env, 2) == [(3.0, 2), (15.0, 5)]
+
+    def test_returns_are_raw(self, run_folder: Path) -> None:
+        run = ZooRun(run_folder)
+        model = run.load_agent(run.best_agent)
+        assert play_episodes(model, run.make_env(2), 2) == [(15.0, 5), (15.0, 5)]
+
+    def test_episode_that_a_wrapper_around_monitor_cuts(self, folder: Path) -> None:
+        limit = {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 2}}
+        change(folder, "config.yml", normalize=False, env_wrapper=limit)
+        run = ZooRun(folder)
+        assert play_episodes(run.load_agent(run.last_agent), run.make_env(), 3) == [(3.0, 2)] * 3
+
+    def test_lost_life_is_not_the_end_of_the_game(self) -> None:
+        class Game(CountingEnv):
+            """One life is lost at step 2 of 4."""
+
+            @property
+            def ale(self) -> Any:
+                return type("Ale", (), {"lives": lambda _: 2 if self.steps < 2 else 1 if self.steps < 4 else 0})()
+
+        env = DummyVecEnv([lambda: EpisodicLifeEnv(Monitor(Game([Episode(4, True)])))])
+        assert play_episodes(self.model(), env, 1) == [(10.0, 4)]
+
+    def test_recurrent_policy_is_given_its_state(self) -> None:
+        env = counting_vec_env(2)
+        model = RecurrentPPO("MlpLstmPolicy", env, n_steps=4, batch_size=4, device="cpu", seed=0)
+        states: list[Any] = []
+        predict = model.predict
+
+        def recorded(obs: Any, state: Any, starts: np.ndarray, deterministic: bool) -> Any:
+            states.append((state, starts.copy()))
+            return predict(obs, state, starts, deterministic)
+
+        model.predict = recorded  # type: ignore[assignment]
+        steps = runs.play_steps(model, env)
+        for _ in range(7):
+            next(steps)
+        assert states[0][0] is None
+        assert all(state is not None for state, _ in states[1:])
+        assert [starts[0] for _, starts in states] == [True, False, False, False, False, True, False]
+
+
+def test_errors_name_the_file(folder: Path) -> None:
+    (folder / ENV / "args.yml").unlink()
+    with pytest.raises(ValueError, match=re.escape(str(folder / ENV / "args.yml"))):
+        ZooRun(folder)
