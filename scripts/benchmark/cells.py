@@ -1,12 +1,15 @@
-"""What ``benchmark_speed.py`` measures: trainings of one size each, and series of sizes."""
+"""
+What ``speed.py`` measures: trainings of one size each, and series of sizes. To add a cell, add a line to ``CELLS``.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from typing import Any
 
 # Bytes of a BipedalWalker transition: two observations, action, reward, done and time-out, all float32
 TRANSITION_BYTES = 4 * (2 * 24 + 4 + 3)
-# Of a worker without its replay buffer: interpreter, PyTorch, JAX
+# Bytes of a worker without its replay buffer: interpreter, PyTorch, JAX
 WORKER_BYTES = 10**9
 CAR_RACING = "CarRacing-v3"
 PEER_NAMES = {"td3x": "TD3X", "sb3": "SB3", "sbx": "SBX", "floor": "floor"}
@@ -17,17 +20,22 @@ class Cell:
     """
     One size of training, the same for all peers.
 
-    :param name: its name
-    :param env: id of the environment
+    :param name: name of the cell
+    :param env: id of the env
     :param net_arch: hidden units of the actor and of each critic
     :param batch_size: transitions in an update
-    :param n_envs: number of environments, stepped in turn in the worker's process
+    :param n_envs: number of envs
     :param train_freq: vector steps in a rollout
     :param gradient_steps: updates after each rollout
     :param buffer_size: transitions in the replay buffer, which is full from the start
-    :param policy: the policy model
-    :param peers: what is compared; "floor" has the steps of the environments and the updates' matrix products alone
-    :param updates_only: whether updates alone are measured, instead of the whole training loop
+    :param policy: policy of the model
+    :param peers: names of what is compared; "floor" is the steps of the envs and the matrix products of the
+        updates only
+    :param updates_only: whether to measure updates only instead of the whole training loop
+    :param processes: whether each env runs in a process of its own
+    :param normalize: whether ``VecNormalize`` normalizes observations and rewards
+    :param arguments: more arguments of the algorithm, such as ``{"n_steps": 3}``
+    :param policy_kwargs: more arguments of the policy, such as ``{"layer_norm": True}``
     """
 
     name: str
@@ -41,10 +49,14 @@ class Cell:
     policy: str = "MlpPolicy"
     peers: tuple[str, ...] = ("td3x", "sb3", "sbx", "floor")
     updates_only: bool = False
+    processes: bool = False
+    normalize: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def least_steps(self) -> int:
-        """The steps of a segment are a multiple of it: whole rollouts, and actor and critics alike often"""
+        """Steps of a segment are a multiple of this: whole rollouts, and as many updates with the actor as without"""
         return 2 if self.updates_only else self.n_envs * self.train_freq
 
 
@@ -58,20 +70,20 @@ CELLS = {
         replace(BIPEDAL, name="bipedal-400-small", net_arch=(400, 300), batch_size=100),
         Cell("pendulum-64", "Pendulum-v1", (64, 64), 64),
         replace(BIPEDAL, name="bipedal-8envs", n_envs=8, train_freq=8, gradient_steps=64),
-        # Frames take 56 kB a transition
+        # A transition of frames takes 56 kB
         Cell("carracing", CAR_RACING, (256, 256), 256, buffer_size=10_000, policy="CnnPolicy", peers=("td3x", "sb3")),
-        # What a training does besides updates: the floor takes the envs' steps alone
+        # What a training does besides updates; the floor is the steps of the envs only
         replace(BIPEDAL, name="rollout", gradient_steps=0),
         replace(BIPEDAL, name="update", peers=("td3x", "floor"), updates_only=True),
     )
 }
-# One of each kind but images; the loops without their floor, which is as much work as a peer
+# One cell of each kind but images; without the floor of the loops, which takes as long as a peer
 QUICK_CELLS = (
     *(replace(CELLS[name], peers=("td3x", "sb3", "sbx")) for name in ("bipedal-256", "pendulum-64", "bipedal-8envs")),
     CELLS["update"],
 )
 
-# Cost against size: one thing changes, the rest is as in the first cell
+# Cost against size: one size changes, all else is as in the first cell
 SWEEPS: Mapping[str, Mapping[int, Cell]] = {
     "width": {n: replace(BIPEDAL, name=f"width-{n}", net_arch=(n, n)) for n in (64, 128, 256, 512, 1024)},
     "batch": {n: replace(BIPEDAL, name=f"batch-{n}", batch_size=n) for n in (32, 128, 512, 2048, 8192)},
@@ -83,18 +95,22 @@ SWEEPS: Mapping[str, Mapping[int, Cell]] = {
 
 def needed_bytes(cell: Cell, peers: Sequence[str]) -> int:
     """
-    :param cell: a cell with BipedalWalker's transitions
+    Estimate the memory of the workers of a cell, which run at the same time.
+
+    :param cell: a cell with the transitions of BipedalWalker
     :param peers: names of its peers
-    :return: about how much memory their workers take, which are there at the same time
+    :return: bytes
     """
     return len(peers) * (cell.buffer_size * TRANSITION_BYTES + WORKER_BYTES)
 
 
 def missing_package(peer: str, env: str | None = None) -> str | None:
     """
+    Return a package that a measurement needs and that is not installed.
+
     :param peer: name of a peer
-    :param env: id of the environment
-    :return: a package that they need and that is not installed
+    :param env: id of the env
+    :return: name of the package; None: nothing is missing
     """
     needed = []
     if peer == "sbx":

@@ -1,11 +1,11 @@
-"""Ratios, tables and plots of ``benchmark_speed.py``."""
+"""Ratios, tables and plots of ``speed.py``."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from speed_cells import PEER_NAMES
+from cells import PEER_NAMES
 
 LOOP_PEERS = ("td3x", "sb3", "sbx")
 COLORS = {"td3x": "tab:blue", "sb3": "tab:orange", "sbx": "tab:green", "floor": "tab:gray"}
@@ -13,10 +13,10 @@ COLORS = {"td3x": "tab:blue", "sb3": "tab:orange", "sbx": "tab:green", "floor": 
 
 def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, float]:
     """
-    Of each repetition by itself, since its segments met the same state of the machine.
+    Return the ratio of two rates, computed in each repetition, whose segments met the same state of the machine.
 
     :param rates: rates in each repetition
-    :param peer_rates: the peer's in the same repetitions
+    :param peer_rates: rates of the peer in the same repetitions
     :return: median, minimum and maximum of rate / peer's rate
     """
     ratios = [rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=True)]
@@ -25,9 +25,11 @@ def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, floa
 
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """
-    :param result: of a cell, with the segments and the figures of its peers
-    :return: the same with medians and ratios: TD3X's speed over the peer's, and its time over the floor's; in
-        ``bounds`` the floor's speed over a peer's, which no implementation can pass
+    Add medians and ratios to the result of a cell.
+
+    :param result: segments and figures of the peers of a cell
+    :return: the same with ``per_second``; ``ratios``: TD3X's speed over the peer's, and its time over the floor's; and
+        ``bounds``: the floor's speed over a peer's, which no implementation can pass
     """
     rates = {
         peer: [segment["steps"] / segment["seconds"] for segment in segments]
@@ -46,8 +48,10 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
 
 def format_speeds(results: Sequence[dict[str, Any]]) -> str:
     """
-    :param results: from ``summarize``, of whole training loops
-    :return: a Markdown table of env steps a second
+    Format the env steps a second.
+
+    :param results: results of whole training loops, from ``summarize``
+    :return: a Markdown table
     """
     peers = LOOP_PEERS[1:]
     header = [f"{PEER_NAMES[peer]} steps/s" for peer in LOOP_PEERS] + [f"TD3X / {PEER_NAMES[peer]}" for peer in peers]
@@ -61,8 +65,10 @@ def format_speeds(results: Sequence[dict[str, Any]]) -> str:
 
 def format_bounds(results: Sequence[dict[str, Any]]) -> str:
     """
-    :param results: from ``summarize``, of whole training loops with their floors
-    :return: a Markdown table: how near TD3X is to the floor, and what the floor itself would gain over the peers
+    Format how near TD3X is to the floor, and what the floor itself would gain over the peers.
+
+    :param results: results of whole training loops with their floors, from ``summarize``
+    :return: a Markdown table
     """
     peers = LOOP_PEERS[1:]
     rows = [
@@ -80,8 +86,10 @@ def format_bounds(results: Sequence[dict[str, Any]]) -> str:
 
 def format_memory(results: Sequence[dict[str, Any]]) -> str:
     """
-    :param results: from ``summarize``
-    :return: a Markdown table of the workers' peak memory, and of their replay buffers
+    Format the peak memory of the workers, and that of their replay buffers.
+
+    :param results: results from ``summarize``
+    :return: a Markdown table
     """
     header = [f"{PEER_NAMES[peer]} peak (replay) MB" for peer in LOOP_PEERS]
     rows = [
@@ -93,8 +101,10 @@ def format_memory(results: Sequence[dict[str, Any]]) -> str:
 
 def format_updates(result: dict[str, Any]) -> str:
     """
-    :param result: from ``summarize``, of updates alone
-    :return: a Markdown table of updates a second beside their matrix products
+    Format the updates a second, and those of their matrix products.
+
+    :param result: result of updates only, from ``summarize``
+    :return: a Markdown table
     """
     speeds = [_entry(result, "per_second", peer, _format_speed) for peer in ("td3x", "floor")]
     return _table(
@@ -105,8 +115,10 @@ def format_updates(result: dict[str, Any]) -> str:
 
 def format_report(results: Sequence[dict[str, Any]]) -> str:
     """
-    :param results: from ``summarize``
-    :return: all tables, and what is missing
+    Format all tables, and what is missing.
+
+    :param results: results from ``summarize``
+    :return: Markdown
     """
     loops = [result for result in results if not result["cell"]["updates_only"]]
     parts = [format_speeds(loops), format_memory(loops)] if loops else []
@@ -117,10 +129,7 @@ def format_report(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _missing_lines(results: Sequence[dict[str, Any]]) -> list[str]:
-    """
-    :param results: from ``summarize``
-    :return: for each peer and package that it lacks, the cells that it is missing from
-    """
+    """Return for each peer and package that it lacks, the cells that it is missing from."""
     cells: dict[tuple[str, str], list[str]] = {}
     for result in results:
         for peer, package in result["missing"].items():
@@ -133,7 +142,9 @@ def _missing_lines(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def format_solutions(runs: Sequence[dict[str, Any]]) -> str:
     """
-    :param runs: trainings that ended when the environment was solved, or at their limit
+    Format the time until the env was solved.
+
+    :param runs: trainings that ended when the env was solved, or at their limit
     :return: a Markdown table
     """
     rows = [
@@ -152,8 +163,10 @@ def format_solutions(runs: Sequence[dict[str, Any]]) -> str:
 
 def plot_cells(results: Sequence[dict[str, Any]], path: Path) -> None:
     """
-    :param results: from ``summarize``
-    :param path: where the bar chart goes
+    Draw a bar chart of each cell.
+
+    :param results: results from ``summarize``
+    :param path: PNG file
     """
     results = [result for result in results if result["per_second"]]
     if not results:
@@ -171,9 +184,11 @@ def plot_cells(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 def plot_sweep(name: str, results: Mapping[int, dict[str, Any]], path: Path) -> None:
     """
+    Draw speed and memory against size.
+
     :param name: what changes
-    :param results: for each size, from ``summarize``
-    :param path: where the plot goes
+    :param results: for each size, a result from ``summarize``
+    :param path: PNG file
     """
     figure, (speed_ax, memory_ax) = _pyplot().subplots(1, 2, figsize=(9, 3.6))
     for peer in LOOP_PEERS:
@@ -194,57 +209,32 @@ def plot_sweep(name: str, results: Mapping[int, dict[str, Any]], path: Path) -> 
 
 
 def _entry(result: dict[str, Any], kind: str, peer: str, form: Any) -> str:
-    """
-    :param result: from ``summarize``
-    :param kind: which of its figures
-    :param peer: whose
-    :param form: from a figure to text
-    :return: the figure, or why there is none
-    """
+    """Return a figure of a peer as text, or why there is none."""
     if peer in result["missing"]:
         return "missing"
     return form(result[kind][peer]) if peer in result[kind] else "-"
 
 
 def _format_speed(speed: float) -> str:
-    """
-    :param speed: steps a second
-    :return: the speed, small ones to three digits
-    """
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
 def _format_ratio(values: Mapping[str, float]) -> str:
-    """
-    :param values: from ``ratio``
-    :return: the median, minimum and maximum in brackets
-    """
     return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
 
 
 def _format_memory(figures: Mapping[str, Any]) -> str:
-    """
-    :param figures: of a peer
-    :return: its peak memory, that of its replay buffer in brackets
-    """
     peak = "?" if figures["peak_bytes"] is None else f"{figures['peak_bytes'] / 1e6:,.0f}"
     return f"{peak} ({figures['replay_bytes'] / 1e6:,.0f})"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """
-    :param header: names of the columns
-    :param rows: their entries
-    :return: a Markdown table
-    """
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _pyplot() -> Any:
-    """
-    :return: matplotlib for files, without a display
-    """
+    """Import matplotlib without a display."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -254,10 +244,6 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """
-    :param figure: a matplotlib figure
-    :param path: where it goes
-    """
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     _pyplot().close(figure)

@@ -1,12 +1,11 @@
 """
-The traffic that workers of an Optuna study cause in PostgreSQL, without the trainings:
+The load that the workers of an Optuna study put on PostgreSQL, without trainings:
 
-    python scripts/simulate_workers.py --storage postgresql+psycopg://td3x@/simulation --workers 10 100 1000
+    python scripts/benchmark/workers.py --storage postgresql+psycopg://td3x@/simulation --workers 10 100 1000
 
-First what each call of one worker costs, by the number of finished and of running trials in the study; then workers
-side by side, at the rate of real trials, each with a connection of its own. It needs a database of its own, in which it
-leaves its studies, on this machine: what the server computes is read from ``/proc``. The figures are in
-``docs/cluster.md``.
+First it measures the calls of one worker, by the number of finished and of running trials in the study; then workers
+side by side, at the rate of real trials, each with its own connection. It needs an empty database, which keeps the
+studies, on this machine, because the processor time of the server is read from ``/proc``.
 """
 
 import argparse
@@ -39,14 +38,14 @@ from sb3_td3x.zoo.storage import heartbeat_seconds, open_storage
 Timings = dict[str, list[float]]
 
 PACKAGES = ("optuna", "sqlalchemy", "psycopg")
-# Connections that the server keeps for its owner, and ours that look on
+# Connections that the server reserves, and those of this script
 SPARE_CONNECTIONS = 10
-# What the zoo uses
+# As in the zoo
 STARTUP_TRIALS = 10
 TICKS = os.sysconf("SC_CLK_TCK")
-# A study is filled with so many different trials, and copies of them
+# A study is filled with this many different trials, and copies of them
 DIFFERENT_TRIALS = 20
-# Of the trials from `first` on, up to `end`, with numbers higher by `shift`
+# Copy the trials from `first` up to `end`, with numbers higher by `shift`
 COPY_TRIALS = [
     "INSERT INTO trials (number, study_id, state, datetime_start, datetime_complete) "
     "SELECT number + :shift, study_id, state, datetime_start, datetime_complete FROM trials "
@@ -67,6 +66,8 @@ COPY_TRIALS = [
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """
+    Parse the command line.
+
     :param argv: arguments, by default those of the process
     :return: the arguments
     """
@@ -85,9 +86,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 class Database:
     """
-    What the server knows about itself.
+    Statistics of the server.
 
-    :param url: the database's URL
+    :param url: URL of the database
     """
 
     def __init__(self, url: str) -> None:
@@ -95,6 +96,8 @@ class Database:
 
     def query(self, text: str) -> list[Any]:
         """
+        Run a query.
+
         :param text: SQL
         :return: rows
         """
@@ -103,10 +106,12 @@ class Database:
 
     def check_connections(self, workers: int) -> None:
         """
-        :param workers: how many shall connect
+        Exit if the server does not accept so many connections.
+
+        :param workers: number of workers
         """
         ((text,),) = self.query("SHOW max_connections")
-        # A worker holds one, now and then two
+        # A worker holds one, and sometimes two
         needed = 2 * workers + SPARE_CONNECTIONS
         if needed > int(text):
             sys.exit(
@@ -115,13 +120,17 @@ class Database:
 
     def cpu_seconds(self) -> float:
         """
-        :return: seconds that the server's processes have computed, those that have ended left out
+        Return the processor time of the server.
+
+        :return: seconds of its processes that still run
         """
         return sum(cpu_seconds(pid) for (pid,) in self.query("SELECT pid FROM pg_stat_activity"))
 
     def counters(self) -> dict[str, float]:
         """
-        :return: running totals of what the database did
+        Return running totals of the database.
+
+        :return: commits, rows and bytes of the write-ahead log
         """
         ((commits, rows),) = self.query(
             "SELECT xact_commit, tup_returned FROM pg_stat_database WHERE datname = current_database()"
@@ -132,8 +141,10 @@ class Database:
 
 def cpu_seconds(pid: int) -> float:
     """
-    :param pid: a process
-    :return: seconds that it has computed, in user space and in the kernel
+    Return the processor time of a process.
+
+    :param pid: id of the process
+    :return: seconds, in user space and in the kernel
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -144,9 +155,11 @@ def cpu_seconds(pid: int) -> float:
 
 def make_trial(evaluations: int, state: TrialState) -> FrozenTrial:
     """
-    :param evaluations: reported values, if it is finished
+    Make a trial of td3x.
+
+    :param evaluations: number of reported values, if the trial is finished
     :param state: complete, or running
-    :return: a trial as a study of td3x has it
+    :return: the trial
     """
     study = optuna.create_study(sampler=RandomSampler())
     trial = study.ask()
@@ -164,10 +177,12 @@ def make_trial(evaluations: int, state: TrialState) -> FrozenTrial:
 
 def store_trials(url: str, study_name: str, number: int, evaluations: int, state: TrialState) -> None:
     """
-    :param url: the database's URL
-    :param study_name: name of a study, which is made if there is none
-    :param number: how many trials to add
-    :param evaluations: reported values of each, if it is finished
+    Add trials to a study.
+
+    :param url: URL of the database
+    :param study_name: name of the study, which is created if it does not exist
+    :param number: number of trials to add
+    :param evaluations: number of reported values of each trial, if it is finished
     :param state: complete, or running
     """
     storage = optuna.storages.RDBStorage(url)
@@ -176,7 +191,7 @@ def store_trials(url: str, study_name: str, number: int, evaluations: int, state
     there = min(number, DIFFERENT_TRIALS)
     for _ in range(there):
         storage.create_new_trial(study._study_id, make_trial(evaluations, state))
-    # Through Optuna each one would cost some sixty statements
+    # Through Optuna, each trial would take about sixty statements
     with storage.engine.begin() as connection:
         while 0 < there < number:
             block = {
@@ -188,7 +203,7 @@ def store_trials(url: str, study_name: str, number: int, evaluations: int, state
             for statement in COPY_TRIALS:
                 connection.execute(sqlalchemy.text(statement), block)
             there += block["end"] - first
-        # Else the server would plan its queries for the small tables of before
+        # Otherwise the server would plan its queries for the smaller tables of before
         connection.execute(sqlalchemy.text("ANALYZE"))
     storage.engine.dispose()
 
@@ -196,8 +211,10 @@ def store_trials(url: str, study_name: str, number: int, evaluations: int, state
 @contextmanager
 def timed(timings: Timings, name: str) -> Iterator[None]:
     """
-    :param timings: where to add the seconds that the block takes
-    :param name: under which name
+    Time the block.
+
+    :param timings: timings to add the seconds to
+    :param name: name of the call
     """
     start = time.perf_counter()
     yield
@@ -206,12 +223,13 @@ def timed(timings: Timings, name: str) -> Iterator[None]:
 
 class Worker:
     """
-    A worker of a study, which does not train.
+    A worker of a study that does not train.
 
-    :param url: the database's URL
+    :param url: URL of the database
     :param study_name: name of the study
     :param evaluations: reported values of a trial
-    :param tpe: draw by the zoo's sampler, which computes in the worker; else at random, reading as much
+    :param tpe: whether to use the zoo's sampler, which computes in the worker, instead of a random one that reads as
+        much
     """
 
     def __init__(self, url: str, study_name: str, evaluations: int, tpe: bool = False) -> None:
@@ -229,13 +247,15 @@ class Worker:
 
     def read(self, name: str = "read trials") -> None:
         """
-        :param name: of the call
+        Read all trials.
+
+        :param name: name of the call
         """
         with timed(self.timings, name):
             self.study.get_trials(deepcopy=False)
 
     def begin(self) -> None:
-        """Begin a trial, as ``Study.optimize`` does."""
+        """Start a trial, as ``Study.optimize`` does."""
         with timed(self.timings, "begin trial"):
             optuna.storages.fail_stale_trials(self.study)
             self.trial = self.study.ask()
@@ -247,12 +267,14 @@ class Worker:
             self.trial.set_user_attr("batch_size", 256)
 
     def heartbeat(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         with timed(self.timings, "heartbeat"):
             self.study._storage.record_heartbeat(self.trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, step: int) -> None:
         """
+        Report an evaluation.
+
         :param step: number of the evaluation
         """
         with timed(self.timings, "report"):
@@ -261,14 +283,14 @@ class Worker:
             self.trial.should_prune()
 
     def end(self) -> None:
-        """End the trial, and count those that there are, for ``--max-total-trials``."""
+        """End the trial, and count the trials, for ``--max-total-trials``."""
         with timed(self.timings, "end trial"):
             self.study.tell(self.trial, random.random())
         self.read()
 
     def run(self, trial_seconds: float, seconds: float) -> None:
         """
-        Be in the middle of a trial, and go on for some time.
+        Start in the middle of a trial, and work for some time.
 
         :param trial_seconds: length of a trial
         :param seconds: length of the simulation
@@ -302,11 +324,11 @@ def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str,
     """
     Simulate the workers of one process.
 
-    :param trial_ids: the running trial of each
-    :param args: the command line's
+    :param trial_ids: id of each worker's running trial
+    :param args: arguments of the command line
     :param study_name: name of the study
     :param barrier: passed when all workers of all processes are connected, and when the time is over
-    :param results: queue of this process's timings and seconds of processor time
+    :param results: queue for the timings and the processor time of this process
     """
     quiet()
     workers = []
@@ -342,10 +364,10 @@ def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str,
 
 def abort_with(children: list[Any], barrier: Any) -> None:
     """
-    Let nobody wait for a process that has failed.
+    Abort the barrier when a process fails, so that the others do not wait for it.
 
-    :param children: processes
-    :param barrier: where they meet
+    :param children: the processes
+    :param barrier: the barrier
     """
     running = list(children)
     while running:
@@ -358,15 +380,17 @@ def abort_with(children: list[Any], barrier: Any) -> None:
 
 def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
     """
-    :param workers: how many at the same time
-    :param args: the command line's
-    :return: calls, and the load of the database and of the workers' side
+    Simulate workers side by side.
+
+    :param workers: number of workers
+    :param args: arguments of the command line
+    :return: calls, and the load of the database and of the workers
     """
     database = Database(args.storage)
     database.check_connections(workers)
     study_name = f"workers-{workers}-{time.time_ns()}"
     store_trials(args.storage, study_name, STARTUP_TRIALS, args.evaluations, TrialState.COMPLETE)
-    # All are in the middle of a trial
+    # Each worker is in the middle of a trial
     store_trials(args.storage, study_name, workers, args.evaluations, TrialState.RUNNING)
     running = database.query(
         "SELECT trial_id FROM trials JOIN studies USING (study_id) "
@@ -416,8 +440,10 @@ def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
     """
-    :param seconds: of one kind of call
-    :return: how many, and their median, 99th percentile and maximum in milliseconds
+    Summarize the durations of one kind of call.
+
+    :param seconds: durations
+    :return: number of calls, and median, 99th percentile and maximum in milliseconds
     """
     median, high, highest = 1000 * np.percentile(seconds, [50, 99, 100])
     return {"calls": len(seconds), "median": float(median), "p99": float(high), "max": float(highest)}
@@ -425,18 +451,20 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 def measure_calls(study_name: str, finished: int, running: int, args: argparse.Namespace) -> dict[str, Any]:
     """
+    Measure the calls of a single worker.
+
     :param study_name: name of a study
-    :param finished: its finished trials
-    :param running: its running trials
-    :param args: the command line's
-    :return: median milliseconds of each call of a single worker, and of the database's processor for reading trials
+    :param finished: number of its finished trials
+    :param running: number of its running trials
+    :param args: arguments of the command line
+    :return: median milliseconds of each call, and of the database's processor for reading trials
     """
     timings: Timings = defaultdict(list)
     cpu: Timings = defaultdict(list)
     for _ in range(args.repeats):
         worker = Worker(args.storage, study_name, args.evaluations, tpe=True)
         ((pid,),) = worker_query(worker, "SELECT pg_backend_pid()")
-        # What takes less than the hundredths of a second in which the kernel counts is measured many times
+        # The kernel counts in hundredths of a second, so shorter calls are repeated
         for name, repeats in (("first read", 1), ("read trials", 20)):
             before = cpu_seconds(pid)
             for _ in range(repeats):
@@ -460,16 +488,18 @@ def measure_calls(study_name: str, finished: int, running: int, args: argparse.N
 
 def worker_query(worker: Worker, text: str) -> list[Any]:
     """
-    :param worker: a worker
+    Run a query through the connection of a worker.
+
+    :param worker: the worker
     :param text: SQL
-    :return: rows, through the worker's own connection
+    :return: rows
     """
     with worker.storage.engine.connect() as connection:  # type: ignore[union-attr]
         return list(connection.execute(sqlalchemy.text(text)))
 
 
 def quiet() -> None:
-    """No line for each trial."""
+    """Print no line for each trial."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=UserWarning, module="optuna")
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -477,7 +507,9 @@ def quiet() -> None:
 
 def print_calls(rows: list[dict[str, Any]]) -> None:
     """
-    :param rows: of ``measure_calls``
+    Print a table of calls.
+
+    :param rows: results of ``measure_calls``
     """
     names = list(rows[0]["milliseconds"])
     print("\nMilliseconds of a call by a single worker, and of the database's processor\n")
@@ -490,7 +522,9 @@ def print_calls(rows: list[dict[str, Any]]) -> None:
 
 def print_simulations(rows: list[dict[str, Any]]) -> None:
     """
-    :param rows: of ``simulate``
+    Print a table of simulations.
+
+    :param rows: results of ``simulate``
     """
     names = ["connect", "begin trial", "15 parameters", "report", "should prune", "heartbeat", "end trial", "behind"]
     print(
@@ -514,8 +548,10 @@ def print_simulations(rows: list[dict[str, Any]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
+    Measure, print and write.
+
     :param argv: arguments, by default those of the process
-    :return: exit code
+    :return: exit status
     """
     args = parse_args(argv)
     if not args.storage.startswith("postgresql"):

@@ -1,4 +1,4 @@
-"""How long a training lasts until its agent solves LunarLanderContinuous-v3."""
+"""How long a training takes until its agent solves LunarLanderContinuous-v3."""
 
 import inspect
 import time
@@ -17,7 +17,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.schedules import make_schedule
-from sb3_td3x.studies.arms import action_repeat
+from sb3_td3x.zoo.runs import action_repeat
 
 ENV_ID = "LunarLanderContinuous-v3"
 THRESHOLD = 200.0
@@ -29,12 +29,12 @@ EVAL_SEED = 100_000
 
 class StopWhenSolved(BaseCallback):
     """
-    Ends a training whose agent's mean return over some episodes passes a bar, and keeps the time.
+    End a training when the mean return of some episodes reaches a threshold, and measure its time.
 
-    :param eval_env: where it is evaluated
-    :param threshold: the bar
+    :param eval_env: env of the evaluations
+    :param threshold: the threshold
     :param eval_freq: timesteps between evaluations
-    :param n_eval_episodes: episodes in each
+    :param n_eval_episodes: episodes in each evaluation
     """
 
     def __init__(self, eval_env: VecEnv, threshold: float, eval_freq: int, n_eval_episodes: int):
@@ -44,12 +44,12 @@ class StopWhenSolved(BaseCallback):
         self.eval_freq = eval_freq
         self.n_eval_episodes = n_eval_episodes
         self.seconds = 0.0
-        # Of each evaluation, the timesteps and the seconds of training before it and the mean return
+        # For each evaluation, the timesteps and the seconds of training before it, and the mean return
         self.evaluations: list[tuple[int, float, float]] = []
 
     @property
     def solved(self) -> bool:
-        """Whether the last evaluation passed the bar"""
+        """Whether the last evaluation reached the threshold"""
         return bool(self.evaluations) and self.evaluations[-1][2] >= self.threshold
 
     def _on_training_start(self) -> None:
@@ -58,10 +58,10 @@ class StopWhenSolved(BaseCallback):
     def _on_step(self) -> bool:
         if self.num_timesteps % self.eval_freq != 0:
             return True
-        # The clock stands still during evaluations
+        # The clock stops during evaluations
         self.seconds += time.perf_counter() - self._start
         mean, _ = evaluate_policy(self.model, self._eval_env, self.n_eval_episodes)
-        # NumPy's numbers cannot go into JSON
+        # JSON has no NumPy numbers
         self.evaluations.append((self.num_timesteps, round(self.seconds, 2), round(float(np.mean(mean)), 2)))
         self._start = time.perf_counter()
         return not self.solved
@@ -72,11 +72,11 @@ class StopWhenSolved(BaseCallback):
 
 class Solver:
     """
-    A training until its agent solves the environment.
+    A training until its agent solves the env.
 
     :param algorithm: class of the agent
-    :param precision: TD3X's argument ``precision``
-    :param hyperparams: an entry of a YAML file of the zoo; what the class has no argument for is left out
+    :param precision: argument ``precision`` of TD3X
+    :param hyperparams: an entry of the zoo's YAML; what the class has no argument for is left out
     :param seed: seed of the training
     """
 
@@ -95,15 +95,19 @@ class Solver:
 
     def advance(self, steps: int) -> int:
         """
-        :param steps: env steps after which a training ends that has not solved the environment
-        :return: env steps that it took
+        Train until the env is solved.
+
+        :param steps: most env steps
+        :return: env steps of the training
         """
         self._model.learn(steps // self._action_repeat, callback=self._callback)
         return self._model.num_timesteps * self._action_repeat
 
     def figures(self) -> dict[str, Any]:
         """
-        :return: the course of the training
+        Return the course of the training.
+
+        :return: figures for the report
         """
         return {
             "solved": self._callback.solved,
@@ -117,8 +121,10 @@ class Solver:
 
 def read_hyperparams(path: Path) -> dict[str, Any]:
     """
+    Read the entry of the env.
+
     :param path: a YAML file of the zoo
-    :return: its entry for the environment
+    :return: the entry
     """
     entry: dict[str, Any] = yaml.safe_load(path.read_text())[ENV_ID]
     return entry
@@ -126,15 +132,17 @@ def read_hyperparams(path: Path) -> dict[str, Any]:
 
 def parse_hyperparams(entry: dict[str, Any]) -> dict[str, Any]:
     """
-    :param entry: hyperparameters in the zoo's notation
-    :return: the same as arguments of an algorithm
+    Convert hyperparameters of the zoo to arguments of an algorithm.
+
+    :param entry: an entry of the zoo's YAML
+    :return: the arguments
     """
-    of_the_zoo = ("n_timesteps", "env_wrapper", "noise_type", "noise_std")
-    arguments = {name: value for name, value in entry.items() if name not in of_the_zoo}
+    keys_of_zoo = ("n_timesteps", "env_wrapper", "noise_type", "noise_std")
+    arguments = {name: value for name, value in entry.items() if name not in keys_of_zoo}
     assert entry["noise_type"] == "normal"
     action_dim = 2
     arguments["action_noise"] = NormalActionNoise(np.zeros(action_dim), np.full(action_dim, entry["noise_std"]))
     arguments["learning_rate"] = make_schedule("learning_rate", entry["learning_rate"])
-    # Python in a string: the zoo evaluates it too
+    # The zoo evaluates this text too
     arguments["policy_kwargs"] = eval(entry["policy_kwargs"])
     return arguments

@@ -1,9 +1,9 @@
 """
-What two comforts cost: the check for NaN and infinity in each step, and what runs at each start of Python.
+What two features cost: the check for NaN and infinity in each step, and the finder that each start of Python installs.
 
-    python scripts/benchmark_overhead.py
+    python scripts/benchmark/overhead.py
 
-Both are measured on and off in turn, in one run; medians are printed.
+Both are switched on and off in turn, and medians are printed.
 """
 
 import os
@@ -27,9 +27,11 @@ STARTS = 40
 
 def seconds_per_step(env_id: str, checked: bool) -> float:
     """
-    :param env_id: id of the environment
+    Measure a training with one update a step.
+
+    :param env_id: id of the env
     :param checked: whether the check runs
-    :return: seconds for each env step of a training with one update a step
+    :return: seconds for each env step
     """
     model = TD3X(
         "MlpPolicy", env_id, learning_starts=100, buffer_size=10_000, policy_kwargs={"net_arch": [64, 64]}, seed=0
@@ -44,8 +46,10 @@ def seconds_per_step(env_id: str, checked: bool) -> float:
 
 def seconds_to_start(autoload: bool) -> float:
     """
-    :param autoload: whether the start-up file does its work
-    :return: seconds that an empty Python program takes
+    Measure the start of Python.
+
+    :param autoload: whether the finder is installed
+    :return: seconds of an empty program
     """
     environment = {**os.environ, "SB3_TD3X_AUTOLOAD": "1" if autoload else "0"}
     start = time.perf_counter()
@@ -76,10 +80,6 @@ def main() -> None:
 
 
 def _name_and_version(package: str) -> str:
-    """
-    :param package: name of a package
-    :return: its name and version
-    """
     return f"{package} {version(package)}"
 
 

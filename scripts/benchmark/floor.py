@@ -1,4 +1,4 @@
-"""The floor of an update's time: the matrix products of TD3's updates, replayed without anything else."""
+"""The floor of an update's time: the matrix products of TD3's updates, and nothing else."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 class Products:
     """
-    The products of a multi-layer perceptron, or of n of them side by side, into memory that is there already.
+    Matrix products of a multi-layer perceptron, or of n of them side by side, into memory that is already allocated.
 
     :param sizes: features of the input, of the hidden layers and of the output
     :param batch_size: number of inputs
-    :param dtype: of all numbers
-    :param n_networks: how many side by side
-    :param weights: those of another one to share; by default its own
+    :param dtype: type of all numbers
+    :param n_networks: number of networks side by side; None: one
+    :param weights: weights to share; None: own weights
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Products:
         shapes = list(zip(sizes[1:], sizes[:-1], strict=True))
         self.weights = weights or [(th.randn(*lead, *shape) / shape[1] ** 0.5).to(dtype) for shape in shapes]
         inputs = th.randn(batch_size, sizes[0]).to(dtype)
-        # All critics see the same input, once in memory
+        # All critics read the same input
         self._values = [inputs.expand(*lead, -1, -1)]
         self._values += [th.empty(*lead, batch_size, size, dtype=dtype) for size in sizes[1:]]
         self._value_grads = [th.empty(*lead, batch_size, size, dtype=dtype) for size in sizes[:-1]]
@@ -38,39 +38,37 @@ class Products:
         self._weight_grads = [th.empty_like(weight) for weight in self.weights]
 
     def forward(self) -> None:
-        """The layers' outputs."""
+        """Compute the outputs of the layers."""
         for idx, weight in enumerate(self.weights):
             self._product(self._values[idx], weight.mT, out=self._values[idx + 1])
 
     def backward(self) -> None:
-        """Gradients of all weights, for which those of the input are not needed."""
+        """Compute the gradients of all weights, which do not need those of the input."""
         for idx in reversed(range(len(self.weights))):
             self._product(self._value_grads[idx + 1].mT, self._values[idx], out=self._weight_grads[idx])
             if idx > 0:
                 self._backward_layer(idx)
 
     def backward_to_input(self) -> None:
-        """Gradients of the input alone."""
+        """Compute the gradients of the input only."""
         for idx in reversed(range(len(self.weights))):
             self._backward_layer(idx)
 
     def _backward_layer(self, idx: int) -> None:
-        """
-        :param idx: the layer whose input's gradient is computed
-        """
+        """Compute the gradients of a layer's input."""
         self._product(self._value_grads[idx + 1], self.weights[idx], out=self._value_grads[idx])
 
 
 class UpdateProducts:
     """
-    The products of TD3's updates with two critics.
+    Matrix products of TD3's updates with two critics.
 
     :param obs_dim: features of an observation
     :param action_dim: dimension of the action
     :param net_arch: hidden units of the actor and of each critic
     :param batch_size: transitions in an update
-    :param dtype: of all numbers
-    :param policy_delay: the actor is updated once in so many updates
+    :param dtype: type of all numbers
+    :param policy_delay: number of updates for one of the actor
     """
 
     def __init__(
@@ -92,8 +90,10 @@ class UpdateProducts:
 
     def run(self, n_updates: int) -> None:
         """
-        :param n_updates: of how many updates; the actor's products come with the last of each ``policy_delay``, counted
-            from call to call
+        Compute the products of some updates.
+
+        :param n_updates: number of updates; the last of each ``policy_delay`` has the actor's products, counted from
+            call to call
         """
         for _ in range(n_updates):
             self._n_updates += 1
@@ -110,8 +110,10 @@ class UpdateProducts:
 
 def count_flops(function: Callable[[], object]) -> int:
     """
-    :param function: a function
-    :return: floating-point operations of the matrix products that PyTorch carries out in it
+    Count the floating-point operations of the matrix products in a function.
+
+    :param function: the function to run
+    :return: number of operations
     """
     with FlopCounterMode(display=False) as counter:
         function()

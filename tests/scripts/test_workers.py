@@ -1,4 +1,4 @@
-"""A tiny run of scripts/simulate_workers.py, against a real server."""
+"""A tiny run of scripts/workers.py, against a real server."""
 
 import json
 import multiprocessing
@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import simulate_workers
+import workers
 from postgresql import postgresql_server
 
 
@@ -17,12 +17,12 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with postgresql_server() as url:
         arguments = ["--storage", url, "--json", str(figures), "--workers", "3", "--finished", "2", "4"]
         times = ["--trial-seconds", "2", "--seconds", "4", "--evaluations", "2", "--repeats", "1"]
-        assert simulate_workers.main([*arguments, *times, "--processes", "1"]) == 0
+        assert workers.main([*arguments, *times, "--processes", "1"]) == 0
         # Without the end of a trial, which a worker does not reach so soon
         long = ["--trial-seconds", "1e6", "--seconds", "0.1", "--processes", "1"]
-        assert simulate_workers.main(["--storage", url, "--workers", "1", "--finished", *long]) == 0
+        assert workers.main(["--storage", url, "--workers", "1", "--finished", *long]) == 0
         with pytest.raises(SystemExit, match=r"1000 workers need max_connections=2010 .* the server has 100"):
-            simulate_workers.main(["--storage", url, "--workers", "1000", "--finished"])
+            workers.main(["--storage", url, "--workers", "1000", "--finished"])
     result = json.loads(figures.read_text())
     assert [(row["finished"], row["running"]) for row in result["calls"]] == [(2, 0), (4, 0), (2, 3)]
     (simulation,) = result["simulations"]
@@ -37,7 +37,7 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_other_databases_are_refused() -> None:
     with pytest.raises(SystemExit, match=r"^--storage=sqlite:///a.db is not allowed, expected the URL of a PostgreSQL"):
-        simulate_workers.main(["--storage", "sqlite:///a.db"])
+        workers.main(["--storage", "sqlite:///a.db"])
 
 
 def test_nobody_waits_for_a_process_that_has_failed() -> None:
@@ -46,6 +46,6 @@ def test_nobody_waits_for_a_process_that_has_failed() -> None:
     children = [context.Process(target=target, daemon=True) for target in (barrier.wait, lambda: sys.exit(1))]
     for child in children:
         child.start()
-    threading.Thread(target=simulate_workers.abort_with, args=(children, barrier), daemon=True).start()
+    threading.Thread(target=workers.abort_with, args=(children, barrier), daemon=True).start()
     with pytest.raises(threading.BrokenBarrierError):
         barrier.wait(timeout=60)

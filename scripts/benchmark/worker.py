@@ -1,8 +1,8 @@
 """
-One peer of ``benchmark_speed.py`` in a process of its own, which works only when asked.
+One peer of ``speed.py`` in a process of its own, which works only on request.
 
-It gets its job as JSON on the command line and says ``{}`` when it is ready. For each number of steps on standard
-input it answers how many it took and how long they lasted, and when the input ends, its memory.
+It gets its job as JSON on the command line and prints ``{}`` when it is ready. For each number of steps on standard
+input it prints how many it took and how long they lasted; when the input ends, its memory.
 """
 
 import json
@@ -15,23 +15,23 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 import torch as th
-from speed_cells import CAR_RACING, Cell
-from speed_floor import UpdateProducts, count_flops
-from speed_solve import Solver
+from cells import CAR_RACING, Cell
+from floor import UpdateProducts, count_flops
+from solve import Solver
 from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_td3x import TD3X
 
 LEARNING_STARTS = 100
 WARM_UP_UPDATES = 200
-# Enough even where so many updates would last minutes; what is compiled is compiled in the first ones
+# Enough where so many updates would last minutes; compilation happens in the first ones
 WARM_UP_SECONDS = 5.0
-# Transitions drawn at a time, so that filling a replay buffer takes no memory of note
+# Transitions drawn at a time, so that filling a replay buffer takes little memory
 FILL_BLOCK = 1_000
 
 
@@ -40,23 +40,27 @@ class Work(Protocol):
 
     def advance(self, steps: int) -> int:
         """
-        :param steps: how many env steps, or updates, to take
+        Take steps.
+
+        :param steps: number of env steps, or updates
         :return: how many were taken: whole rollouts
         """
 
     def figures(self) -> dict[str, Any]:
         """
-        :return: what there is to say at the end
+        Return figures at the end of the measurement.
+
+        :return: figures for the report
         """
 
 
 class Training:
     """
-    A training of a cell.
+    Training of a cell.
 
-    :param peer: whose
+    :param peer: name of the peer
     :param cell: the cell
-    :param precision: TD3X's argument ``precision``
+    :param precision: argument ``precision`` of TD3X
     """
 
     def __init__(self, peer: str, cell: Cell, precision: str):
@@ -65,17 +69,14 @@ class Training:
         assert self.model.replay_buffer is not None
         fill(self.model.replay_buffer)
         self._learn(LEARNING_STARTS)
-        # Two rollouts at least: SBX compiles updates with and without the actor's
+        # At least two rollouts, since SBX compiles updates with and without the actor
         warm_up(self._learn, 2 * cell.n_envs * cell.train_freq)
 
     def advance(self, steps: int) -> int:
         return self._learn(steps)
 
     def _learn(self, steps: int) -> int:
-        """
-        :param steps: how many env steps
-        :return: how many it took to end the last rollout
-        """
+        """Train, and return the env steps until the end of the last rollout."""
         before = self.model.num_timesteps
         self.model.learn(steps, reset_num_timesteps=False)
         return self.model.num_timesteps - before
@@ -85,7 +86,7 @@ class Training:
 
 
 class Updates(Training):
-    """Updates alone, each with the sampling of its batch; see ``Training``."""
+    """Updates only, each with the sampling of its batch; see ``Training``."""
 
     def advance(self, steps: int) -> int:
         self.model.train(gradient_steps=steps, batch_size=self.cell.batch_size)
@@ -97,10 +98,10 @@ class Updates(Training):
 
 class UpdateFloor:
     """
-    The matrix products of a cell's updates.
+    Matrix products of the updates of a cell.
 
     :param cell: the cell
-    :param precision: their type
+    :param precision: type of the numbers
     """
 
     def __init__(self, cell: Cell, precision: str):
@@ -122,7 +123,7 @@ class UpdateFloor:
 
 
 class Floor(UpdateFloor):
-    """A training loop of nothing but steps of the environments, with random actions, and matrix products."""
+    """Training loop with the steps of the envs, with random actions, and the matrix products only."""
 
     def advance(self, steps: int) -> int:
         n_rollouts = -(-steps // self.cell.least_steps)
@@ -135,9 +136,11 @@ class Floor(UpdateFloor):
 
 def make_model(peer: str, cell: Cell, precision: str) -> OffPolicyAlgorithm:
     """
-    :param peer: whose
+    Make the agent of a peer.
+
+    :param peer: name of the peer
     :param cell: the cell
-    :param precision: TD3X's argument ``precision``
+    :param precision: argument ``precision`` of TD3X
     :return: an agent, with the same hyperparameters for all peers
     """
     env = make_cell_env(cell)
@@ -158,18 +161,21 @@ def make_model(peer: str, cell: Cell, precision: str) -> OffPolicyAlgorithm:
         policy_delay=2,
         target_policy_noise=0.2,
         target_noise_clip=0.5,
-        policy_kwargs={"net_arch": list(cell.net_arch)},
+        policy_kwargs={"net_arch": list(cell.net_arch), **cell.policy_kwargs},
         seed=0,
         device="cpu",
         **own_kwargs,
+        **cell.arguments,
     )
     return model
 
 
 def algorithm(peer: str) -> Callable[..., Any]:
     """
-    :param peer: name of a peer
-    :return: its class
+    Return the class of a peer's agent.
+
+    :param peer: name of the peer
+    :return: the class
     """
     if peer == "sbx":
         from sbx import TD3 as SBXTD3  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -180,16 +186,22 @@ def algorithm(peer: str) -> Callable[..., Any]:
 
 def make_cell_env(cell: Cell) -> VecEnv:
     """
-    :param cell: a cell
-    :return: its environments, in ``Monitor`` and ``DummyVecEnv``
+    Make the envs of a cell.
+
+    :param cell: the cell
+    :return: the envs, each in a ``Monitor``
     """
-    return make_vec_env(make_env, n_envs=cell.n_envs, seed=0, env_kwargs={"env_id": cell.env})
+    vec_env_cls = SubprocVecEnv if cell.processes else DummyVecEnv
+    env = make_vec_env(make_env, n_envs=cell.n_envs, seed=0, env_kwargs={"env_id": cell.env}, vec_env_cls=vec_env_cls)
+    return VecNormalize(env) if cell.normalize else env
 
 
 def make_env(env_id: str) -> gym.Env:
     """
-    :param env_id: id of an environment
-    :return: the environment; CarRacing with four gray frames of 84x84 as observations
+    Make an env.
+
+    :param env_id: id of the env
+    :return: the env; CarRacing has four gray frames of 84x84 as observations
     """
     if env_id != CAR_RACING:
         return gym.make(env_id)
@@ -199,8 +211,7 @@ def make_env(env_id: str) -> gym.Env:
 
 def fill(replay_buffer: ReplayBuffer) -> None:
     """
-    Fill a replay buffer with random transitions, so that batches come from all over its memory, as they do late in a
-    training. Their content is of no importance to speed.
+    Fill a replay buffer with random transitions, so that batches come from all of its memory, as late in a training.
 
     :param replay_buffer: the replay buffer
     """
@@ -218,10 +229,10 @@ def fill(replay_buffer: ReplayBuffer) -> None:
 
 def warm_up(advance: Callable[[int], int], chunk: int) -> None:
     """
-    Advance until caches and thread pools are as they stay.
+    Advance until caches and thread pools have settled.
 
-    :param advance: takes a number of steps
-    :param chunk: how many at a time
+    :param advance: function that takes a number of steps
+    :param chunk: steps at a time
     """
     start = time.perf_counter()
     steps = 0
@@ -231,8 +242,10 @@ def warm_up(advance: Callable[[int], int], chunk: int) -> None:
 
 def replay_bytes(replay_buffer: ReplayBuffer | None) -> int:
     """
-    :param replay_buffer: a replay buffer
-    :return: memory of its arrays, those that share memory counted once
+    Return the memory of a replay buffer.
+
+    :param replay_buffer: the replay buffer
+    :return: bytes of its arrays; arrays that share memory count once
     """
     arrays = [array for array in vars(replay_buffer).values() if isinstance(array, np.ndarray)]
     return sum(array.nbytes for array in arrays if array.base is None)
@@ -240,7 +253,9 @@ def replay_bytes(replay_buffer: ReplayBuffer | None) -> int:
 
 def peak_bytes() -> int | None:
     """
-    :return: the most memory that this process has had, where the system says so
+    Return the peak memory of this process.
+
+    :return: bytes; None: the system does not say
     """
     if sys.platform == "win32":
         return None
@@ -252,8 +267,10 @@ def peak_bytes() -> int | None:
 
 def make_work(job: dict[str, Any]) -> Work:
     """
-    :param job: what ``benchmark_speed.py`` asks for
-    :return: how to do it, warmed up
+    Prepare a job.
+
+    :param job: what ``speed.py`` asks for
+    :return: the work, warmed up
     """
     peer, precision = job["peer"], job["precision"]
     if "solve" in job:
@@ -267,7 +284,7 @@ def make_work(job: dict[str, Any]) -> Work:
 def main() -> None:
     """Do one job."""
     job = json.loads(sys.argv[1])
-    # Environments and libraries print too: what they print goes to standard error
+    # Envs and libraries print too; their output goes to standard error
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     th.set_num_threads(job["threads"])
@@ -277,7 +294,7 @@ def main() -> None:
         start = time.perf_counter()
         steps = work.advance(int(line))
         print(json.dumps({"steps": steps, "seconds": time.perf_counter() - start}), file=answers, flush=True)
-    # Before the figures, whose making takes memory too
+    # Before the figures, which take memory too
     peak = peak_bytes()
     print(json.dumps({"peak_bytes": peak, **work.figures()}), file=answers, flush=True)
 

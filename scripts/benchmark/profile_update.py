@@ -1,22 +1,21 @@
 """
-Where the time of an update goes, for TD3X and SB3's TD3: PyTorch's profile of ``train()`` in a cell of
-``benchmark_speed.py``.
+Where the time of an update goes: PyTorch's profile of ``train()`` of TD3X and SB3's TD3, in a cell of ``speed.py``.
 
-    python scripts/profile_update.py bipedal-256 --threads 1
-    python scripts/profile_update.py carracing --updates 4
+    python scripts/benchmark/profile_update.py bipedal-256 --threads 1
+    python scripts/benchmark/profile_update.py carracing --updates 4
 """
 
 import argparse
 from dataclasses import replace
 
 import torch as th
-from options import at_least
-from speed_cells import CELLS
-from speed_worker import LEARNING_STARTS, fill, make_model
+from cells import CELLS
+from worker import LEARNING_STARTS, fill, make_model
 
 from sb3_td3x.learner.perceptron import PRECISIONS
+from sb3_td3x.studies.options import at_least
 
-# Enough for batches from all over the memory, and quickly filled
+# Large enough for batches from everywhere in the memory, and quickly filled
 BUFFER_SIZE = 10_000
 N_ROWS = 15
 
@@ -27,10 +26,10 @@ def main() -> None:
     parser.add_argument("cell", choices=list(CELLS))
     parser.add_argument("--peers", nargs="+", choices=["td3x", "sb3"], default=["td3x", "sb3"], help="default: both")
     parser.add_argument(
-        "--updates", type=at_least(1), default=100, help="how many are profiled, after as many (default: 100)"
+        "--updates", type=at_least(1), default=100, help="profiled updates, after as many to warm up (default: 100)"
     )
-    parser.add_argument("--threads", type=at_least(1), default=1, help="of PyTorch (default: 1)")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of TD3X's products")
+    parser.add_argument("--threads", type=at_least(1), default=1, help="PyTorch threads (default: 1)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="precision of TD3X")
     args = parser.parse_args()
     th.set_num_threads(args.threads)
     cell = replace(CELLS[args.cell], buffer_size=BUFFER_SIZE)

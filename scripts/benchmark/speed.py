@@ -1,17 +1,19 @@
 """
-How fast TD3X trains beside SB3's TD3 and SBX's TD3, at the same hyperparameters and number of threads.
+How fast TD3X trains compared with the TD3 of SB3 and SBX, with the same hyperparameters and number of threads.
 
-    python scripts/benchmark_speed.py                       all cells
-    python scripts/benchmark_speed.py --quick               one of each kind, in about two minutes
-    python scripts/benchmark_speed.py --sweep batch         cost against size
-    python scripts/benchmark_speed.py --solve --seeds 1 2   time to solve LunarLanderContinuous-v3
+    python scripts/benchmark/speed.py                       all cells
+    python scripts/benchmark/speed.py --quick               one of each kind, in about two minutes
+    python scripts/benchmark/speed.py --sweep batch         cost against size
+    python scripts/benchmark/speed.py --solve --seeds 1 2   time to solve LunarLanderContinuous-v3
 
-See docs/benchmarks.md. Tables are printed; JSON and plots go to the folder ``--out``.
+Each peer is a process (``worker.py``), and the peers are measured in turn. Tables are printed; JSON and plots go to the
+folder ``--out``.
 """
 
 import argparse
 import inspect
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,35 +25,36 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from options import at_least, positive
-from speed_cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
-from speed_report import format_report, format_solutions, plot_cells, plot_sweep, summarize
+from cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
+from tables import format_report, format_solutions, plot_cells, plot_sweep, summarize
 
-from sb3_td3x.studies.arms import action_repeat
 from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.options import at_least
+from sb3_td3x.zoo.register import hyperparams_path
+from sb3_td3x.zoo.runs import action_repeat
 
 PACKAGES = (
     *("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy"),
     "opencv-python-headless",
 )
-# How long the slowest peer's segments last
+# Seconds of the slowest peer's segments
 SECONDS, QUICK_SECONDS = 10.0, 0.5
 REPS, SWEEP_REPS = 5, 3
-# Above it something else runs
+# A higher load means that something else is running
 IDLE_LOAD = 0.5
 
 
 @dataclass(frozen=True)
 class Options:
     """
-    What is common to all measurements.
+    Options of all measurements.
 
     :param peers: names of the peers
     :param reps: segments of each peer
-    :param steps: length of a segment; None: as many as last ``seconds``
-    :param seconds: how long the slowest peer's segments last
-    :param threads: of each worker
-    :param precision: TD3X's argument ``precision``
+    :param steps: steps of a segment; None: as many as take ``seconds``
+    :param seconds: seconds of the slowest peer's segments
+    :param threads: threads of each worker
+    :param precision: argument ``precision`` of TD3X
     """
 
     peers: Sequence[str]
@@ -64,21 +67,23 @@ class Options:
 
 class Worker:
     """
-    A peer in a process of its own, which works only when asked.
+    A peer in a process of its own, which works only on request.
 
-    :param job: what ``speed_worker.py`` is to do
+    :param job: job of ``worker.py``
     """
 
     def __init__(self, job: dict[str, Any]):
         self._job = job
-        script = Path(__file__).with_name("speed_worker.py")
+        script = Path(__file__).with_name("worker.py")
         self._process = subprocess.Popen(
             [sys.executable, str(script), json.dumps(job)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def receive(self) -> dict[str, Any]:
         """
-        :return: its next answer; the first comes when it is ready
+        Wait for the next answer, of which the first comes when the worker is ready.
+
+        :return: the answer
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -89,8 +94,10 @@ class Worker:
 
     def measure(self, steps: int) -> dict[str, Any]:
         """
-        :param steps: how many env steps, or updates
-        :return: how many it took, and the seconds that they lasted
+        Measure a segment.
+
+        :param steps: number of env steps, or updates
+        :return: how many were taken, and their seconds
         """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
@@ -99,14 +106,16 @@ class Worker:
 
     def finish(self) -> dict[str, Any]:
         """
-        :return: its figures at the end
+        End the measurement.
+
+        :return: figures of the worker
         """
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.receive()
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Terminate the process."""
         self._process.terminate()
         self._process.wait()
 
@@ -114,8 +123,10 @@ class Worker:
 @contextmanager
 def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]:
     """
-    :param jobs: the peers' jobs
-    :return: their workers, ready; they warm up at the same time, which is not measured
+    Start a worker for each peer, and end them with the block.
+
+    :param jobs: jobs of the peers
+    :return: the workers, which have warmed up
     """
     with ExitStack() as stack:
         workers = {}
@@ -129,9 +140,11 @@ def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]
 
 def rotate(peers: Sequence[str], rep: int) -> list[str]:
     """
+    Return the order of the peers in a repetition, so that each is first equally often.
+
     :param peers: names of the peers
     :param rep: number of the repetition
-    :return: their order in it: each is first equally often
+    :return: the order
     """
     first = rep % len(peers)
     return [*peers[first:], *peers[:first]]
@@ -139,10 +152,12 @@ def rotate(peers: Sequence[str], rep: int) -> list[str]:
 
 def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) -> int:
     """
-    :param workers: of the peers
+    Return how many steps a segment needs to take some time.
+
+    :param workers: workers of the peers
     :param cell: the cell
-    :param seconds: how long the slowest peer's segments are to last
-    :return: steps of a segment
+    :param seconds: seconds of the slowest peer's segments
+    :return: number of steps
     """
     speeds: list[float] = []
     for worker in workers.values():
@@ -157,6 +172,8 @@ def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) ->
 
 def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
     """
+    Measure all peers of a cell.
+
     :param cell: the cell
     :param options: how to measure
     :return: segments and figures of each peer, and their summary
@@ -176,12 +193,6 @@ def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
 
 
 def _measure_in_turn(workers: dict[str, Worker], cell: Cell, options: Options) -> dict[str, list[dict[str, Any]]]:
-    """
-    :param workers: of the peers
-    :param cell: the cell
-    :param options: how to measure
-    :return: segments of each peer
-    """
     steps = options.steps or steps_per_segment(workers, cell, options.seconds)
     segments: dict[str, list[dict[str, Any]]] = {peer: [] for peer in workers}
     for rep in range(options.reps):
@@ -192,10 +203,12 @@ def _measure_in_turn(workers: dict[str, Worker], cell: Cell, options: Options) -
 
 def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any], path: Path) -> None:
     """
+    Measure cells, and print tables.
+
     :param cells: the cells
     :param options: how to measure
-    :param report: what is written beside the results
-    :param path: the JSON file, written after each cell; the plot goes beside it
+    :param report: description of the run, to which the results are added
+    :param path: JSON file, written after each cell; the plot has the same name
     """
     report["cells"] = []
     for cell in cells:
@@ -212,17 +225,19 @@ def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any
 
 def measure_sweep(name: str, options: Options, report: dict[str, Any], path: Path) -> None:
     """
-    :param name: what changes
+    Measure cost against size, and print tables.
+
+    :param name: name of the sweep
     :param options: how to measure
-    :param report: what is written beside the results
-    :param path: the JSON file, written after each size; the plot goes beside it
+    :param report: description of the run, to which the results are added
+    :param path: JSON file, written after each size; the plot has the same name
     """
     results: dict[int, dict[str, Any]] = {}
     report |= {"sweep": name, "sizes": results, "skipped": {}}
     for size, cell in SWEEPS[name].items():
         available, needed = available_bytes(), needed_bytes(cell, options.peers)
         if available is not None and needed > available:
-            report["skipped"][size] = f"needs {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are there"
+            report["skipped"][size] = f"needs {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are available"
             print(f"{cell.name} is skipped: {report['skipped'][size]}", flush=True)
             continue
         print(f"{cell.name} ...", file=sys.stderr, flush=True)
@@ -234,24 +249,26 @@ def measure_sweep(name: str, options: Options, report: dict[str, Any], path: Pat
 
 def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report: dict[str, Any], path: Path) -> None:
     """
-    :param seeds: of the trainings
-    :param own_hyperparams: whether SB3 and SBX train with the zoo's entry for TD3, instead of TD3X's
-    :param options: peers, threads and precision; ``steps`` is the limit of a training, by default its entry's
-    :param report: what is written beside the results
-    :param path: the JSON file, written after each training
+    Measure the time until LunarLanderContinuous-v3 is solved, and print a table.
+
+    :param seeds: seeds of the trainings
+    :param own_hyperparams: whether SB3 and SBX train with the zoo's entry for TD3 instead of TD3X's
+    :param options: peers, threads and precision; ``steps`` is the limit of a training, by default that of its entry
+    :param report: description of the run, to which the results are added
+    :param path: JSON file, written after each training
     """
     import rl_zoo3
-    from speed_solve import read_hyperparams
+    from solve import read_hyperparams
 
     zoo = Path(rl_zoo3.__file__).parent / "hyperparams" / "td3.yml"
-    own = Path(__file__).parent.parent / "hyperparams" / "td3x.yml"
+    own = hyperparams_path()
     report |= {"runs": [], "missing": {peer: package for peer in options.peers if (package := missing_package(peer))}}
     peers = [peer for peer in options.peers if peer not in report["missing"]]
     for rep, seed in enumerate(seeds):
         for peer in rotate(peers, rep):
             print(f"{peer} seed {seed} ...", file=sys.stderr, flush=True)
             hyperparams = read_hyperparams(zoo if own_hyperparams and peer != "td3x" else own)
-            # The zoo counts an action that a wrapper repeats once
+            # The zoo counts a repeated action once
             whole_training = int(hyperparams["n_timesteps"]) * action_repeat(hyperparams)
             job = {"peer": peer, "threads": options.threads, "precision": options.precision}
             job["solve"] = {"hyperparams": hyperparams, "seed": seed}
@@ -267,7 +284,9 @@ def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report:
 
 def available_bytes() -> int | None:
     """
-    :return: memory that is there to take, where the system says so
+    Return the available memory.
+
+    :return: bytes; None: the system does not say
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -278,16 +297,17 @@ def available_bytes() -> int | None:
 
 def pin(threads: int | None) -> int:
     """
-    Give this process and its workers as many processors as threads, from which JAX takes the size of its pool, and
-    say it to the libraries that have a variable for it.
+    Limit this process and its workers to some threads.
 
-    :param threads: number of threads; None: as many as processors
+    JAX takes the size of its pool from the number of processors, other libraries from environment variables.
+
+    :param threads: number of threads; None: one for each processor
     :return: number of threads
     """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     threads = threads or len(cpus)
     if threads > len(cpus):
-        raise SystemExit(f"--threads {threads} is not possible: {len(cpus)} processors are there")
+        raise SystemExit(f"--threads {threads} is not possible: {len(cpus)} processors are available")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus[:threads])
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"):
@@ -298,7 +318,9 @@ def pin(threads: int | None) -> int:
 
 def check_precision(precision: str) -> None:
     """
-    :param precision: TD3X's argument ``precision``
+    Check that this version of TD3X has a precision.
+
+    :param precision: argument ``precision`` of TD3X
     """
     if precision == "float32":
         return
@@ -310,9 +332,11 @@ def check_precision(precision: str) -> None:
 
 def describe_run(threads: int, precision: str) -> dict[str, Any]:
     """
-    :param threads: of each worker
-    :param precision: TD3X's argument ``precision``
-    :return: what the figures depend on, apart from the cells
+    Describe what the figures depend on besides the cells.
+
+    :param threads: threads of each worker
+    :param precision: argument ``precision`` of TD3X
+    :return: date, machine and options
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     report: dict[str, Any] = {
@@ -329,40 +353,58 @@ def describe_run(threads: int, precision: str) -> dict[str, Any]:
 
 
 def _write(report: dict[str, Any], path: Path) -> None:
-    """
-    :param report: all figures
-    :param path: where they go
-    """
     path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def positive(text: str) -> float:
+    """
+    Convert the text of an option to a number above 0, for ``argparse``.
+
+    :param text: the text
+    :return: the number
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed, expected a number above 0")
+    return number
 
 
 def make_parser() -> argparse.ArgumentParser:
     """
-    :return: the command line
+    Make the parser of the command line.
+
+    :return: the parser
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="these alone")
+    mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="measure these cells only")
     mode.add_argument("--quick", action="store_true", help=f"one cell of each kind, segments of {QUICK_SECONDS:g} s")
     mode.add_argument("--sweep", choices=list(SWEEPS), help="cost against size")
     mode.add_argument("--solve", action="store_true", help="time to solve LunarLanderContinuous-v3")
-    parser.add_argument("--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="these alone")
+    parser.add_argument(
+        "--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="measure these only"
+    )
     parser.add_argument(
         "--reps", type=at_least(1), help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})"
     )
     parser.add_argument(
-        "--steps", type=at_least(1), help="length of a segment, instead of --seconds, or limit of --solve"
+        "--steps", type=at_least(1), help="steps of a segment, instead of --seconds, or limit of --solve"
     )
     parser.add_argument(
         "--seconds",
         type=positive,
-        help=f"of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
+        help=f"seconds of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
     )
-    parser.add_argument("--threads", type=at_least(1), help="of each worker (default: all processors)")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of TD3X's products")
-    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], help="of --solve (default: 1 2 3)")
+    parser.add_argument("--threads", type=at_least(1), help="threads of each worker (default: all processors)")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="precision of TD3X")
     parser.add_argument(
-        "--own-hyperparams", action="store_true", help="in --solve, SB3 and SBX take the zoo's for TD3, not TD3X's"
+        "--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], help="seeds of --solve (default: 1 2 3)"
+    )
+    parser.add_argument(
+        "--own-hyperparams", action="store_true", help="--solve: SB3 and SBX use the zoo's hyperparameters of TD3"
     )
     parser.add_argument("--out", type=Path, default=Path("logs/benchmark_speed"), help="folder for JSON and plots")
     return parser
@@ -370,14 +412,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """
-    :param arguments: the command line, by default that of the process
+    Measure, print and write.
+
+    :param arguments: arguments, by default those of the process
     """
     parser = make_parser()
     args = parser.parse_args(arguments)
     peers = [peer for peer in args.peers if peer != "floor" or not (args.sweep or args.solve)]
     if not peers:
         parser.error("--peers floor is not allowed with --sweep and --solve, expected others")
-    # Else a worker would go on alone
+    # Otherwise the workers would continue alone
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threads = pin(args.threads)
     report = describe_run(threads, args.precision)
