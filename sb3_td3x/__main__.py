@@ -1,4 +1,4 @@
-"""``python -m sb3_td3x``."""
+"""Run the command line by ``python -m sb3_td3x``."""
 
 import sys
 

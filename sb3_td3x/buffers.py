@@ -1,13 +1,14 @@
 """The replay buffer of TD3X, which of SB3's an agent gets instead, and what each can store."""
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -19,10 +20,6 @@ try:
     import psutil  # type: ignore[import-untyped]
 except ImportError:
     psutil = None
-
-if TYPE_CHECKING:
-    from sb3_td3x.td3x import TD3X
-
 
 # The one argument of the replay buffers that an agent makes by itself which is not the agent's own
 _HANDLE_TIMEOUTS = "handle_timeout_termination"
@@ -255,7 +252,7 @@ def _warn_if_too_large(n_bytes: int) -> None:
         )
 
 
-def make_replay_buffer(model: "TD3X") -> ReplayBuffer:
+def make_replay_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
     """
     :param model: the agent
     :return: an empty replay buffer of the class that its arguments ask for
@@ -319,7 +316,7 @@ def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
             replay_buffer._compute_episode_length(int(env_idx))
 
 
-def check_replay_buffer_arguments(model: "TD3X") -> None:
+def check_replay_buffer_arguments(model: OffPolicyAlgorithm) -> None:
     """
     :param model: the agent
     :raises ValueError: there is no replay buffer with all of its options
@@ -358,28 +355,24 @@ def check_replay_buffer_arguments(model: "TD3X") -> None:
         raise ValueError(f"n_steps={model.n_steps} is not allowed with optimize_memory_usage=True, expected 1")
 
 
-def check_terminations_can_be_stored(model: "TD3X", hook: RewardShaping) -> None:
+def check_terminations_can_be_stored(replay_buffer: ReplayBuffer, hook: RewardShaping) -> None:
     """
-    :param model: the agent
-    :param hook: a hook that changes terminations, which only a replay buffer that knows time-outs can store
-    :raises ValueError: its replay buffer does not
+    Check that a replay buffer knows time-outs, which a hook that changes terminations needs.
+
+    :param replay_buffer: the agent's replay buffer
+    :param hook: the shaping hook
+    :raises ValueError: the replay buffer does not
     """
-    replay_buffer = model._replay_buffer
-    if replay_buffer is None:
-        knows_timeouts = model.replay_buffer_kwargs.get(_HANDLE_TIMEOUTS, True)
-        stores_next_obs = not model.optimize_memory_usage
-    else:
-        # One that was loaded may be another than the arguments ask for
-        knows_timeouts = getattr(replay_buffer, _HANDLE_TIMEOUTS, True)
-        stores_next_obs = not getattr(replay_buffer, "optimize_memory_usage", False)
-    if not (knows_timeouts and stores_next_obs):
+    # A user's own class may lack these attributes
+    knows_timeouts = getattr(replay_buffer, _HANDLE_TIMEOUTS, True)
+    if not knows_timeouts or getattr(replay_buffer, "optimize_memory_usage", False):
         raise ValueError(
             f"reward_shaping={hook!r} changes terminations, which is not allowed with "
             "optimize_memory_usage=True or handle_timeout_termination=False"
         )
 
 
-def check_loaded_replay_buffer(model: "TD3X", replay_buffer: Any, path: str) -> None:
+def check_loaded_replay_buffer(model: OffPolicyAlgorithm, replay_buffer: Any, path: str) -> None:
     """
     :param model: the agent
     :param replay_buffer: what was loaded for it, or is going to be: anything with the attributes of a replay buffer

@@ -1,4 +1,4 @@
-"""Command line: what is installed, agents' files read safely, and RL Zoo's commands where start-up is disabled."""
+"""The command line: ``python -m sb3_td3x``, or the console command ``td3x``."""
 
 import argparse
 import difflib
@@ -6,7 +6,7 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,34 +14,103 @@ import _sb3_td3x_autoload as autoload
 import sb3_td3x
 
 STARTUP_FILES = ("sb3_td3x.pth", "sb3_td3x.start")
+# Commands with a parser of their own: the module whose `main` runs them, and their help
+DELEGATED = {
+    "study": ("sb3_td3x.studies.command", "train many runs, compare them and write a report"),
+    "agents": ("sb3_td3x.agents.command", "publish, evaluate, plot and animate trained agents"),
+}
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """
-    :param argv: arguments, by default those of the process
+    Run a command.
+
+    :param argv: arguments; by default those of the process
     :return: exit code
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m sb3_td3x", description="Without a command: print version, registration with RL Zoo, and paths."
-    )
-    parser.set_defaults(run=print_status)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    add_inspect_command(commands)
-    add_play_command(commands)
-    add_zoo_command(commands)
-    add_resume_command(commands)
-
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in DELEGATED:
+        command = importlib.import_module(DELEGATED[argv[0]][0])
+        return int(command.main(argv[1:]))
+    args = make_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """
+    Make the parser of all commands; it names the delegated ones for its help alone.
+
+    :return: a parser whose arguments have ``run``, the function of the command
+    """
+    parser = argparse.ArgumentParser(
+        prog="td3x" if Path(sys.argv[0]).stem == "td3x" else "python -m sb3_td3x",
+        description="Without a command: print version, registration with RL Zoo, and paths.",
+    )
+    parser.set_defaults(run=print_status)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    trusted = argparse.ArgumentParser(add_help=False)
+    trusted.add_argument(
+        "--trusted", action="store_true", help="the folder is your own: import what it names, unpickle what it holds"
+    )
+    run_folder = argparse.ArgumentParser(add_help=False)
+    run_folder.add_argument("folder", type=Path, help="the folder of the run, such as logs/td3x/Pendulum-v1_1")
+
+    inspect = commands.add_parser(
+        "inspect", help="show what an agent's file contains", description="No code that the file holds is run."
+    )
+    inspect.add_argument("file", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
+    inspect.set_defaults(run=inspect_agent)
+
+    play = commands.add_parser(
+        "play",
+        parents=[run_folder, trusted],
+        help="play the agent of a run of the zoo",
+        description="Unlike rl_zoo3.enjoy, this does not run code that the folder holds, unless it is trusted.",
+    )
+    play.add_argument("-n", "--n-timesteps", type=int, default=1000, help="number of decisions (default: 1000)")
+    play.add_argument("--render", action="store_true", help="show the env on the screen")
+    play.add_argument("--seed", type=int, default=0, help="seed of the env (default: 0)")
+    mode = play.add_mutually_exclusive_group()
+    mode.add_argument("--deterministic", dest="deterministic", action="store_true", default=True)
+    mode.add_argument("--stochastic", dest="deterministic", action="store_false")
+    play.add_argument("--best", action="store_true", help="play the best agent of the evaluations, not the last one")
+    play.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
+    play.set_defaults(run=play_folder)
+
+    resume = commands.add_parser(
+        "resume",
+        parents=[run_folder, trusted],
+        help="resume an interrupted run of the zoo",
+        description="Train from the newest whole checkpoint of a run, with its own settings, in its own folder, until "
+        "its number of timesteps. A run has checkpoints if it is trained with --save-freq, or with a "
+        "ResumableCheckpoint among the callbacks of its YAML file. A run with code of your own (hooks, callbacks, "
+        "wrappers, --gym-packages) needs --trusted.",
+    )
+    resume.set_defaults(run=resume_folder)
+
+    zoo = commands.add_parser(
+        "zoo",
+        help="run a command of the zoo with td3x registered, also where start-up files are disabled",
+        description="`zoo train ...` is `python -m rl_zoo3.train ...`, with td3x registered in any case.",
+    )
+    zoo.add_argument("name", help="a command of the zoo, such as train, enjoy, record_video or plots.all_plots")
+    zoo.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    zoo.set_defaults(run=run_zoo)
+
+    for name, (_, text) in DELEGATED.items():
+        commands.add_parser(name, help=text)
+    return parser
+
+
 def print_status(args: argparse.Namespace) -> int:
     """
+    Print what is installed, and whether the zoo knows td3x.
+
     :param args: not used
     :return: exit code
     """
-    # What a zoo command would see in this environment, so before anything here could change it
+    # Before anything here registers td3x: what a command of the zoo would see
     active = autoload.is_installed()
     import rl_zoo3
 
@@ -62,19 +131,10 @@ def print_status(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_inspect_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """
-    :param commands: where to add the command
-    """
-    parser = commands.add_parser(
-        "inspect", help="tell what is in an agent's file", description="Nothing that is in the file is run."
-    )
-    parser.add_argument("file", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
-    parser.set_defaults(run=inspect_agent)
-
-
 def inspect_agent(args: argparse.Namespace) -> int:
     """
+    Describe an agent's file.
+
     :param args: ``file``
     :return: exit code
     """
@@ -83,34 +143,14 @@ def inspect_agent(args: argparse.Namespace) -> int:
     try:
         print(describe_agent(args.file))
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        return _fail(error, 1)
     return 0
-
-
-def add_play_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """
-    :param commands: where to add the command
-    """
-    parser = commands.add_parser(
-        "play",
-        help="play the folder of a zoo's run without running code from it",
-        description="Like `rl_zoo3.enjoy`, which runs what strangers may have put into the folder; this does not.",
-    )
-    parser.add_argument("folder", type=Path, help="the run's folder, such as logs/td3x/Pendulum-v1_1")
-    parser.add_argument("-n", "--n-timesteps", type=int, default=1000, help="number of decisions")
-    parser.add_argument("--render", action="store_true", help="show the env on the screen")
-    parser.add_argument("--seed", type=int, default=0, help="random generator seed")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--deterministic", dest="deterministic", action="store_true", default=True)
-    mode.add_argument("--stochastic", dest="deterministic", action="store_false")
-    parser.add_argument("--best", action="store_true", help="the best agent of the evaluations, not the last")
-    parser.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
-    parser.set_defaults(run=play_folder)
 
 
 def play_folder(args: argparse.Namespace) -> int:
     """
+    Play the agent of a run.
+
     :param args: ``folder``, and how to play it
     :return: exit code
     """
@@ -124,31 +164,34 @@ def play_folder(args: argparse.Namespace) -> int:
         check_integer("seed", args.seed, low=0)
         for package in args.gym_packages:
             importlib.import_module(package)
-        play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best)
+        play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best, args.trusted)
     except (ImportError, OSError, ValueError, gym.error.Error) as error:
-        # A stranger's folder may put there what a terminal obeys
-        print("".join(char if char.isprintable() else " " for char in str(error)), file=sys.stderr)
-        return 1
+        return _fail(error, 1)
     return 0
 
 
-def add_zoo_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def resume_folder(args: argparse.Namespace) -> int:
     """
-    :param commands: where to add the command
+    Resume a run.
+
+    :param args: ``folder`` of the run, ``trusted``
+    :return: exit code
     """
-    parser = commands.add_parser(
-        "zoo",
-        help="run a command of RL Zoo with td3x registered, also where start-up files are disabled",
-        description="`zoo train ...` is `python -m rl_zoo3.train ...`, with td3x registered in any case.",
-    )
-    parser.add_argument("name", help="a command of the zoo, such as train, enjoy, record_video or plots.all_plots")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    parser.set_defaults(run=run_zoo)
+    autoload.install(force=True)
+    from sb3_td3x.zoo.resume import UnusableRunError, resume_run
+
+    try:
+        resume_run(args.folder, args.trusted)
+    except UnusableRunError as error:
+        return _fail(error, 2)
+    return 0
 
 
 def run_zoo(args: argparse.Namespace) -> int:
     """
-    :param args: ``name`` of the zoo's command and its ``arguments``
+    Run a command of the zoo.
+
+    :param args: ``name`` of the command and its ``arguments``
     :return: exit code
     """
     autoload.install(force=True)
@@ -165,41 +208,11 @@ def run_zoo(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_resume_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """
-    :param commands: where to add the command
-    """
-    parser = commands.add_parser(
-        "resume",
-        help="go on with an interrupted run of the zoo",
-        description="Goes on from the newest whole checkpoint of a run, with the run's own settings, in its own "
-        "folder, until its number of timesteps. It needs --save-freq, or a ResumableCheckpoint in the YAML's "
-        "callbacks. As in all of the zoo, the settings of a folder may execute code: resume none that you do not "
-        "trust.",
-    )
-    parser.add_argument("folder", type=Path, help="the folder of the run, such as logs/td3x/Pendulum-v1_1")
-    parser.set_defaults(run=run_resume)
-
-
-def run_resume(args: argparse.Namespace) -> int:
-    """
-    :param args: ``folder`` of the run
-    :return: exit code
-    """
-    autoload.install(force=True)
-    from sb3_td3x.zoo.resume import UnusableRunError, resume_run
-
-    try:
-        resume_run(args.folder)
-    except UnusableRunError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
 def zoo_commands() -> list[str]:
     """
-    :return: the zoo's modules that are meant to be run, without the package's name
+    List the commands of the zoo.
+
+    :return: names of its modules that are meant to be run, such as ``train`` and ``plots.all_plots``
     """
     spec = find_spec("rl_zoo3")  # finds the package without importing it
     assert spec is not None
@@ -207,3 +220,9 @@ def zoo_commands() -> list[str]:
     package = Path(spec.origin).parent
     scripts = [path for path in package.rglob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
     return sorted(".".join(path.relative_to(package).with_suffix("").parts) for path in scripts)
+
+
+def _fail(error: Exception, exit_code: int) -> int:
+    """Print an error without control characters, which a stranger's file may hold."""
+    print("".join(char if char.isprintable() else " " for char in str(error)), file=sys.stderr)
+    return exit_code

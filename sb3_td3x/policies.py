@@ -1,10 +1,10 @@
-"""Policies of TD3X: SB3's TD3 policies with all critics computed as one batched network."""
+"""Policies of TD3X: SB3's TD3 policies, with all critics computed as one batched network."""
 
 from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import BaseModel, ContinuousCritic
+from stable_baselines3.common.policies import BaseModel, BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import (
@@ -19,8 +19,8 @@ from stable_baselines3.sac.policies import Actor as SACActor
 from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
-from sb3_td3x.learner.flat_adam import own_storage
 from sb3_td3x.validation import check_bool, check_integer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
 }
 
-# What can be computed for all critics at once: activations that look at one number at a time, and optimizers that do
+# Critics can be computed at once if activations and optimizers act on each number separately
 _ELEMENTWISE_ACTIVATIONS = {*ACTIVATIONS.values(), nn.CELU, nn.Hardtanh, nn.Identity, nn.SELU, nn.Sigmoid, nn.Softplus}
 _ELEMENTWISE_OPTIMIZERS = {
     th.optim.Adadelta,
@@ -48,15 +48,29 @@ _ELEMENTWISE_OPTIMIZERS = {
     RMSpropTFLike,
 }
 
-# Which kernel an optimizer runs on is a matter of the machine, not of the saved agent
-_OPTIMIZER_KERNEL_OPTIONS = ("capturable", "foreach", "fused")
+# Options that choose an optimizer's kernel: they depend on the machine, not on the agent
+OPTIMIZER_KERNEL_OPTIONS = ("capturable", "foreach", "fused")
+
+
+def own_storage(view: th.Tensor) -> th.Tensor:
+    """
+    Return a tensor on the same memory whose storage holds nothing else, because a pickle of a tensor contains its
+    whole storage.
+
+    :param view: a contiguous part of a tensor, without gradient
+    :return: the same numbers at the same address; ``view`` itself on devices other than CPUs and CUDA's
+    """
+    if view.device.type not in ("cpu", "cuda"):
+        return view
+    alone: th.Tensor = from_dlpack(view)
+    return alone
 
 
 class StackedLinear(nn.Module):
     """
-    One linear layer of every critic, computed as one batched matrix product.
+    One linear layer of each critic, computed as one batched matrix product.
 
-    :param layers: the same layer of each critic, in the critics' order
+    :param layers: this layer of each critic, in the critics' order
     """
 
     def __init__(self, layers: list[nn.Linear]):
@@ -66,6 +80,8 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
+        Compute the layer of all critics.
+
         :param x: inputs, (n_critics, batch, in_features)
         :return: outputs, (n_critics, batch, out_features)
         """
@@ -73,17 +89,19 @@ class StackedLinear(nn.Module):
 
     def first(self, x: th.Tensor) -> th.Tensor:
         """
-        :param x: inputs of the first critic, (batch, in_features)
-        :return: outputs of the first critic, (batch, out_features)
+        Compute the layer of the first critic.
+
+        :param x: inputs, (batch, in_features)
+        :return: outputs, (batch, out_features)
         """
         return nn.functional.linear(x, self.weight[0], self.bias[0])
 
 
 class StackedLayerNorm(nn.Module):
     """
-    One layer normalisation of every critic: over the features, then scaled and shifted by each critic's own weights.
+    One layer normalisation of each critic, with separate weights for each.
 
-    :param layers: the same layer of each critic, in the critics' order
+    :param layers: this layer of each critic, in the critics' order
     """
 
     def __init__(self, layers: list[nn.LayerNorm]):
@@ -94,6 +112,8 @@ class StackedLayerNorm(nn.Module):
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
+        Normalise the inputs of all critics.
+
         :param x: inputs, (n_critics, batch, features)
         :return: outputs of the same shape
         """
@@ -102,7 +122,9 @@ class StackedLayerNorm(nn.Module):
 
     def first(self, x: th.Tensor) -> th.Tensor:
         """
-        :param x: inputs of the first critic, (batch, features)
+        Normalise the inputs of the first critic.
+
+        :param x: inputs, (batch, features)
         :return: outputs of the same shape
         """
         return nn.functional.layer_norm(x, x.shape[-1:], self.weight[0], self.bias[0], self.eps)
@@ -110,7 +132,7 @@ class StackedLayerNorm(nn.Module):
 
 class Elementwise(nn.Module):
     """
-    An activation without parameters: the same for all critics.
+    An activation without parameters, shared by all critics.
 
     :param activation: the activation
     """
@@ -121,6 +143,8 @@ class Elementwise(nn.Module):
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
+        Apply the activation.
+
         :param x: inputs of any shape
         :return: outputs of the same shape
         """
@@ -131,10 +155,7 @@ class Elementwise(nn.Module):
 
 
 def _stack(layers: list[Any]) -> StackedLinear | StackedLayerNorm | Elementwise:
-    """
-    :param layers: the same layer of each critic
-    :return: these layers as one
-    """
+    """Return the same layer of each critic as one module."""
     if isinstance(layers[0], nn.Linear):
         return StackedLinear(layers)
     if isinstance(layers[0], nn.LayerNorm):
@@ -145,8 +166,9 @@ def _stack(layers: list[Any]) -> StackedLinear | StackedLayerNorm | Elementwise:
 class CriticEnsemble(BaseModel):
     """
     The critics Q_1 ... Q_n of TD3 (Fujimoto et al. 2018, algorithm 1), all computed at once.
-    A drop-in for SB3's ``ContinuousCritic``: drawn from the same random numbers, and its state dictionary
-    has the same keys and shapes, so that weights go both ways.
+
+    A drop-in replacement for SB3's ``ContinuousCritic``: a seed gives the same initial weights, and the state
+    dictionary has the same keys and shapes, so weights can be exchanged.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -156,8 +178,9 @@ class CriticEnsemble(BaseModel):
     :param activation_fn: Activation function
     :param normalize_images: Whether to normalize images or not, dividing by 255.0
     :param n_critics: Number of critics
-    :param share_features_extractor: Whether the features extractor is the actor's, learned from the actor's loss alone
-    :param layer_norm: Whether each hidden layer is normalised before its activation (Ba et al. 2016)
+    :param share_features_extractor: Whether the features extractor is shared with the actor. A shared extractor learns
+        from the actor's loss only
+    :param layer_norm: Whether to normalise each hidden layer before its activation (Ba et al. 2016)
     """
 
     features_extractor: BaseFeaturesExtractor
@@ -184,7 +207,7 @@ class CriticEnsemble(BaseModel):
         self.share_features_extractor = share_features_extractor
         self.n_critics = n_critics
         input_dim = features_dim + get_action_dim(action_space)
-        # Built critic by critic, as SB3 does, so that a seed gives the same initial weights
+        # Build one critic after the other, as SB3 does, so that a seed gives the same initial weights
         critics = [
             create_mlp(
                 input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm] if layer_norm else None
@@ -197,11 +220,13 @@ class CriticEnsemble(BaseModel):
 
     def q_values(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
+        Compute the values of all critics.
+
         :param obs: observations of a batch
         :param actions: scaled actions, (batch, action_dim)
-        :return: the values of all critics, (n_critics, batch, 1)
+        :return: values, (n_critics, batch, 1)
         """
-        # A shared features extractor learns from the actor's loss alone
+        # A shared features extractor learns from the actor's loss only
         with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
             features = self.extract_features(obs, self.features_extractor)
         x = th.cat([features, actions], dim=1).expand(self.n_critics, -1, -1)
@@ -211,19 +236,23 @@ class CriticEnsemble(BaseModel):
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         """
+        Compute the values of all critics, in the form that SB3's critics return.
+
         :param obs: observations of a batch
         :param actions: scaled actions, (batch, action_dim)
-        :return: the values of each critic, (batch, 1), as SB3's critics give them
+        :return: values of each critic, (batch, 1)
         """
         return self.q_values(obs, actions).unbind()
 
     def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
+        Compute the values of the first critic only.
+
         :param obs: observations of a batch
         :param actions: scaled actions, (batch, action_dim)
-        :return: the values of the first critic alone, (batch, 1)
+        :return: values, (batch, 1)
         """
-        # The gradient of the actor's loss passes through the actions only
+        # The actor's loss has a gradient through the actions only
         with th.no_grad():
             features = self.extract_features(obs, self.features_extractor)
         x = th.cat([features, actions], dim=1)
@@ -233,10 +262,10 @@ class CriticEnsemble(BaseModel):
 
     def sb3_parameters(self) -> list[tuple[nn.Parameter, int | None]]:
         """
-        The parameters in the order of SB3's ``ContinuousCritic``, which is also the order of its optimizer's state.
+        List the parameters in the order of SB3's ``ContinuousCritic`` and of its optimizer's state.
 
-        :return: for each of SB3's parameters the parameter here that holds it,
-            and its index therein where that parameter holds one of every critic
+        :return: for each of SB3's parameters the parameter here that contains it, and the index of its critic in that
+            parameter, or None if all critics share it
         """
         order: list[tuple[nn.Parameter, int | None]] = [
             (parameter, None) for parameter in self.features_extractor.parameters()
@@ -248,19 +277,19 @@ class CriticEnsemble(BaseModel):
 
 def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, local_metadata: Any) -> None:
     """
-    Hook of ``state_dict()``: name the parameters critic by critic, ``qf0.0.weight``, as SB3 does.
+    Name the parameters critic by critic as SB3 does, ``qf0.0.weight``. A hook of ``state_dict()``.
 
     :param module: the ``CriticEnsemble``
     :param state_dict: its state dictionary, changed in place
-    :param prefix: what stands before its keys
-    :param local_metadata: unused
+    :param prefix: prefix of the keys
+    :param local_metadata: not used
     """
     assert isinstance(module, CriticEnsemble)
     stacked = {name: state_dict.pop(f"{prefix}layers.{name}") for name, _ in module.layers.named_parameters()}
     for critic in range(module.n_critics):
         for name, tensor in stacked.items():
             part = tensor[critic]
-            # With `keep_vars=True` it is a part of the graph
+            # With `keep_vars=True` the tensors are part of autograd's graph
             state_dict[f"{prefix}qf{critic}.{name}"] = part if part.requires_grad else own_storage(part)
 
 
@@ -274,14 +303,14 @@ def _join_critics(
     *_: Any,
 ) -> None:
     """
-    Hook of ``load_state_dict()``: the inverse of ``_split_into_critics``. Critics that are missing stay as they are.
+    Undo ``_split_into_critics``. A hook of ``load_state_dict()``. Critics that are missing keep their weights.
 
     :param module: the ``CriticEnsemble``
-    :param state_dict: a copy of the dictionary to load, changed in place; what is too much stays in it, to be reported
-    :param prefix: what stands before its keys
+    :param state_dict: a copy of the dictionary to load, changed in place; unexpected keys stay in it
+    :param prefix: prefix of the keys
     :param local_metadata: not used
-    :param strict: not used, PyTorch looks at it when it has all that is missing
-    :param missing_keys: gets the names of what is missing
+    :param strict: not used
+    :param missing_keys: the list of missing keys, extended here
     """
     assert isinstance(module, CriticEnsemble)
     for name, parameter in module.layers.named_parameters():
@@ -294,91 +323,11 @@ def _join_critics(
             state_dict[f"{prefix}layers.{name}"] = th.stack(of_all).detach()
 
 
-def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
-    """
-    :param critic: the critics
-    :return: the state of their optimizer in the layout that it has in SB3, one entry for each critic's parameter
-    """
-    own = critic.optimizer.state_dict()
-    index = {id(parameter): idx for idx, parameter in enumerate(critic.parameters())}
-    order = critic.sb3_parameters()
-    state = {}
-    for sb3_idx, (parameter, critic_idx) in enumerate(order):
-        entry = own["state"].get(index[id(parameter)])
-        if entry is not None:
-            state[sb3_idx] = {
-                key: value[critic_idx] if critic_idx is not None and th.is_tensor(value) and value.dim() > 0 else value
-                for key, value in entry.items()
-            }
-    (group,) = own["param_groups"]
-    # A copy: each critic counts its own steps
-    return {"state": copy_state(state), "param_groups": [{**group, "params": list(range(len(order)))}]}
-
-
-def copy_state(value: Any) -> Any:
-    """
-    :param value: an optimizer's state: dictionaries and lists of tensors and numbers
-    :return: a deep copy, in which no tensor is shared between entries
-    """
-    if isinstance(value, dict):
-        return {key: copy_state(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [copy_state(entry) for entry in value]
-    return value.clone() if th.is_tensor(value) else value
-
-
-def own_optimizer_state(critic: CriticEnsemble, sb3_state: dict[str, Any]) -> dict[str, Any]:
-    """
-    The inverse of ``sb3_optimizer_state``.
-
-    :param critic: the critics
-    :param sb3_state: the state of their optimizer in SB3's layout
-    :return: the same for ``critic.optimizer.load_state_dict``
-    """
-    order = critic.sb3_parameters()
-    (group,) = sb3_state["param_groups"]
-    if len(group["params"]) != len(order):
-        raise ValueError(
-            f"critic.optimizer holds the state of {len(group['params'])} parameters, expected {len(order)}: "
-            "it was saved with other policy_kwargs"
-        )
-    entries: dict[int, list[dict[str, Any]]] = {}
-    for sb3_idx, (parameter, _critic_idx) in zip(group["params"], order, strict=True):
-        if sb3_idx in sb3_state["state"]:
-            entries.setdefault(id(parameter), []).append(sb3_state["state"][sb3_idx])
-    stacked = {id(parameter) for parameter, critic_idx in order if critic_idx is not None}
-    state = {}
-    for idx, parameter in enumerate(critic.parameters()):
-        of_critics = entries.get(id(parameter))
-        if of_critics is not None:
-            state[idx] = {
-                key: th.stack([entry[key] for entry in of_critics])
-                if id(parameter) in stacked and th.is_tensor(value) and value.dim() > 0
-                else value
-                for key, value in of_critics[0].items()
-            }
-    return {"state": state, "param_groups": [{**group, "params": list(range(len(list(critic.parameters()))))}]}
-
-
-def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param optimizer: the optimizer that the state is for
-    :param state: a state dictionary, of this machine or another
-    :return: the same with the kernel options of ``optimizer``
-    """
-    groups = [
-        {**group, **{key: own[key] for key in _OPTIMIZER_KERNEL_OPTIONS if key in own}}
-        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    return {"state": state["state"], "param_groups": groups}
-
-
 class SeparateCritics(ContinuousCritic):
     """
-    SB3's critics, one network each, for activations and optimizers that ``CriticEnsemble`` cannot have;
-    with layer normalisation as an option.
+    SB3's critics, one network each, for activations and optimizers that ``CriticEnsemble`` does not support.
 
-    :param layer_norm: Whether each hidden layer is normalised before its activation
+    :param layer_norm: Whether to normalise each hidden layer before its activation
     """
 
     def __init__(
@@ -404,18 +353,20 @@ class SeparateCritics(ContinuousCritic):
 
     def q_values(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
+        Compute the values of all critics.
+
         :param obs: observations of a batch
         :param actions: scaled actions, (batch, action_dim)
-        :return: the values of all critics, (n_critics, batch, 1)
+        :return: values, (n_critics, batch, 1)
         """
         return th.stack(self(obs, actions))
 
 
 class Actor(TD3Actor):
     """
-    SB3's deterministic actor, with layer normalisation as an option.
+    SB3's deterministic actor, with optional layer normalisation.
 
-    :param layer_norm: Whether each hidden layer is normalised before its activation
+    :param layer_norm: Whether to normalise each hidden layer before its activation
     """
 
     def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
@@ -440,10 +391,10 @@ class Actor(TD3Actor):
 
 class StochasticActor(SACActor):
     """
-    A squashed Gaussian actor, for the ablation of TD3's deterministic policy (document 002, trick 1):
-    SAC's actor, trained by reparameterisation without an entropy term.
+    A squashed Gaussian actor, for studies without TD3's deterministic policy: SAC's actor, trained by
+    reparameterisation without an entropy term.
 
-    :param layer_norm: Whether each hidden layer is normalised before its activation
+    :param layer_norm: Whether to normalise each hidden layer before its activation
     """
 
     def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
@@ -462,7 +413,7 @@ class StochasticActor(SACActor):
 
 class TD3XPolicy(TD3Policy):
     """
-    Policy class (with both actor and critics) for TD3X: SB3's ``TD3Policy`` with batched critics and a few options.
+    Policy class (with both actor and critics) for TD3X: SB3's ``TD3Policy`` with batched critics and more options.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -476,11 +427,11 @@ class TD3XPolicy(TD3Policy):
     :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
     :param n_critics: Number of critics, at least 1
     :param share_features_extractor: Whether to share or not the features extractor between the actor and the critics
-    :param layer_norm: Whether the critics' hidden layers are normalised before their activation (Ba et al. 2016)
+    :param layer_norm: Whether to normalise the critics' hidden layers before their activation (Ba et al. 2016)
     :param actor_layer_norm: The same for the actor
-    :param critic_activation_fn: Activation function of the critics where it differs from ``activation_fn``;
-        a class or one of the names in ``ACTIVATIONS``
-    :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic (document 002, trick 1)
+    :param critic_activation_fn: Activation function of the critics: a class or a name such as ``"tanh"``, see
+        ``ACTIVATIONS``; None: ``activation_fn``
+    :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic
     """
 
     critic: CriticEnsemble | SeparateCritics  # type: ignore[assignment]
@@ -506,7 +457,7 @@ class TD3XPolicy(TD3Policy):
         stochastic_actor: bool = False,
     ):
         n_critics = check_integer("n_critics", n_critics, low=1)
-        # Set before the parent's constructor, which builds the networks
+        # The parent's constructor builds the networks
         self.layer_norm = check_bool("layer_norm", layer_norm)
         self.actor_layer_norm = check_bool("actor_layer_norm", actor_layer_norm)
         self.critic_activation_fn = _activation("critic_activation_fn", critic_activation_fn)
@@ -548,7 +499,7 @@ class TD3XPolicy(TD3Policy):
 
     def set_training_mode(self, mode: bool) -> None:
         """
-        Put the policy in either training or evaluation mode, as SB3's does, before each rollout and each training.
+        Put the policy in either training or evaluation mode, as SB3 does before each rollout and each training.
 
         :param mode: if true, set to training mode, else set to evaluation mode
         """
@@ -557,17 +508,19 @@ class TD3XPolicy(TD3Policy):
         self.training = mode
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # Only a stochastic actor has a mean to fall back on
+        # `deterministic` matters for the stochastic actor only
         return self.actor._predict(observation, deterministic)
 
     def unscale_action(self, scaled_action: Any) -> Any:
         """
+        Rescale actions from [-1, 1] to the action space. Rounding never exceeds its bounds.
+
         :param scaled_action: actions in [-1, 1]
-        :return: the same in the action space; always inside, where rounding would step over a bound
+        :return: actions in the action space
         """
         assert isinstance(self.action_space, spaces.Box)
         actions = super().unscale_action(scaled_action).clip(self.action_space.low, self.action_space.high)
-        # Noise may be of another precision
+        # Noise may have another precision
         return actions.astype(self.action_space.dtype, copy=False)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
@@ -651,11 +604,10 @@ class MultiInputPolicy(TD3XPolicy):
 
 def _set_training_mode(module: nn.Module, mode: bool) -> None:
     """
-    ``module.train(mode)`` in a tenth of its time, which is a tenth of a step of small networks: PyTorch looks for
-    parameters and buffers at each assignment.
+    Do ``module.train(mode)`` ten times as fast, which saves a tenth of a step of small networks.
 
-    :param module: a module; its submodules follow
-    :param mode: whether it is in training mode
+    :param module: a module, changed with its submodules
+    :param mode: whether to set training mode
     """
     if type(module).train is not nn.Module.train:
         module.train(mode)
@@ -667,11 +619,7 @@ def _set_training_mode(module: nn.Module, mode: bool) -> None:
 
 
 def _activation(name: str, value: type[nn.Module] | str | None) -> type[nn.Module] | None:
-    """
-    :param name: name of the argument, for the error
-    :param value: a class, the name of one, or None
-    :return: the class
-    """
+    """Return the activation class that an argument names."""
     if isinstance(value, str) and value in ACTIVATIONS:
         return ACTIVATIONS[value]
     if value is None or (isinstance(value, type) and issubclass(value, nn.Module)):
@@ -684,12 +632,30 @@ def _activation(name: str, value: type[nn.Module] | str | None) -> type[nn.Modul
 def _with_fused_kernel(
     optimizer_class: type[th.optim.Optimizer], optimizer_kwargs: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """
-    :param optimizer_class: The optimizer to use
-    :param optimizer_kwargs: The user's arguments of it
-    :return: the arguments, with Adam's fused kernel, one pass over memory instead of many, unless the user chose one
-    """
+    """Add Adam's fused kernel, one pass over memory, to the user's arguments unless they choose a kernel."""
     kwargs = dict(optimizer_kwargs or {})
-    if optimizer_class in (th.optim.Adam, th.optim.AdamW) and not kwargs.keys() & set(_OPTIMIZER_KERNEL_OPTIONS):
+    if optimizer_class in (th.optim.Adam, th.optim.AdamW) and not kwargs.keys() & set(OPTIMIZER_KERNEL_OPTIONS):
         kwargs["fused"] = True
     return kwargs
+
+
+def is_stochastic(policy: BasePolicy) -> bool:
+    """
+    Return whether a policy samples its actions, so that it needs no exploration noise.
+
+    :param policy: a policy, maybe of a user's own class
+    """
+    return bool(getattr(policy, "stochastic_actor", False))
+
+
+class PolicyNetwork:
+    """An attribute of an agent that is the network with the same name in the agent's policy."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: Any, owner: type) -> Any:
+        return self if model is None else getattr(model.policy, self._name)
+
+    def __set__(self, model: Any, network: nn.Module) -> None:
+        setattr(model.policy, self._name, network)

@@ -1,26 +1,26 @@
-"""What the envs gave in one step, on its way to the replay buffer."""
+"""From an env's step to a stored transition: last observations, checks of the data, reward shaping."""
 
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.shaping import RewardShaping, ShapingBatch, shape
+from sb3_td3x.validation import check_finite
 
-Observations = Any  # (n_envs, ...), or a dictionary of such
+Observations = Any  # (n_envs, ...), or a dictionary of such arrays
 
 
-@dataclass(frozen=True)
-class EnvStep:
+class EnvStep(NamedTuple):
     """
     One transition of each env.
 
-    :param observations: unnormalised observations, (n_envs, ...), or a dictionary of such
+    :param observations: unnormalized observations, (n_envs, ...), or a dictionary of such arrays
     :param actions: actions as sent to the envs, (n_envs, *action_shape)
-    :param rewards: unnormalised rewards, (n_envs,)
-    :param next_observations: what the actions led to, also at an episode's end
+    :param rewards: unnormalized rewards, (n_envs,)
+    :param next_observations: unnormalized observations that the actions led to, also at the end of an episode
     :param dones: whether the episode ended, by termination or time-out, (n_envs,)
     :param infos: the envs' infos
     """
@@ -33,17 +33,37 @@ class EnvStep:
     infos: list[dict[str, Any]]
 
 
+def complete_step(step: EnvStep, vec_normalize: VecNormalize | None, num_timesteps: int) -> EnvStep:
+    """
+    Put the last observations of finished episodes into a step, and check it for NaN and infinity.
+
+    :param step: what the envs returned; ``next_observations`` of finished envs are the first of the next episode
+    :param vec_normalize: the env's ``VecNormalize``, if it has one
+    :param num_timesteps: number of env timesteps so far, for errors
+    :return: the step with the observations that the actions led to
+    :raises ValueError: an observation or a reward is not finite
+    """
+    if step.dones.any():
+        ended = np.flatnonzero(step.dones)
+        check_finite("observation after the reset", step.next_observations, num_timesteps, ended)
+    next_obs = with_last_observations(step.next_observations, step.dones, step.infos, vec_normalize)
+    check_finite("observation", next_obs, num_timesteps)
+    check_finite("reward", step.rewards, num_timesteps)
+    return step._replace(next_observations=next_obs)
+
+
 def with_last_observations(
     obs: Observations, dones: np.ndarray, infos: list[dict[str, Any]], vec_normalize: VecNormalize | None
 ) -> Observations:
     """
-    Vectorised envs reset a finished env at once: put the last observation of its episode back.
+    Replace the first observations of new episodes by the last observations of the finished ones, because vectorized
+    envs reset a finished env at once.
 
-    :param obs: unnormalised observations, of finished envs the first of the next episode
+    :param obs: unnormalized observations
     :param dones: whether the episode ended
-    :param infos: the envs' infos, with the last observations, normalised if the env is
-    :param vec_normalize: what normalises them, if anything does
-    :return: what the actions led to; ``obs`` itself if no episode ended
+    :param infos: the envs' infos, with the last observations, normalized if the env is
+    :param vec_normalize: the env's ``VecNormalize``, if it has one
+    :return: the observations that the actions led to; ``obs`` itself if no episode ended
     """
     if not dones.any():
         return obs
@@ -62,18 +82,16 @@ def with_last_observations(
     return next_obs
 
 
-def shape_step(
-    hook: RewardShaping, step: EnvStep, gamma: float, num_timesteps: int
-) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
+def shape_step(hook: RewardShaping, step: EnvStep, gamma: float, num_timesteps: int) -> EnvStep:
     """
-    An episode's end that the hook declares not terminal becomes a time-out, so that its value is bootstrapped
-    and n-step sums do not cross the reset.
+    Apply a shaping hook to a step. An end of an episode that the hook declares not terminal becomes a time-out, so that
+    its value is bootstrapped and n-step returns do not continue into the next episode.
 
     :param hook: the shaping hook
-    :param step: what the envs gave
+    :param step: the step, with the last observations of finished episodes
     :param gamma: the discount factor
-    :param num_timesteps: env timesteps of the training so far, with this step
-    :return: rewards, dones and infos to store; the latter two are ``step``'s unless the hook changed terminations
+    :param num_timesteps: env timesteps of the training so far, this step included
+    :return: the step to store; ``dones`` is the same array unless the hook changed terminations
     """
     timeouts = np.array([info.get("TimeLimit.truncated", False) for info in step.infos], dtype=bool)
     dones = np.asarray(step.dones, dtype=bool)
@@ -90,10 +108,29 @@ def shape_step(
     )
     rewards, terminations = shape(hook, batch)
     if (terminations == batch.terminations).all():
-        return rewards, step.dones, step.infos
+        return step._replace(rewards=rewards)
     shaped_dones = dones | terminations
     shaped_infos = [
         {**info, "TimeLimit.truncated": bool(done and not terminated)}
         for info, done, terminated in zip(step.infos, shaped_dones, terminations, strict=True)
     ]
-    return rewards, shaped_dones, shaped_infos
+    return step._replace(rewards=rewards, dones=shaped_dones, infos=shaped_infos)
+
+
+def check_unnormalized_shapes(obs: Observations, observation_space: spaces.Space) -> None:
+    """
+    Check that no wrapper around ``VecNormalize`` changes the observations, which are stored unnormalized.
+
+    :param obs: observations before ``VecNormalize`` normalizes them
+    :param observation_space: the agent's observation space
+    :raises ValueError: their shapes differ
+    """
+    if isinstance(observation_space, spaces.Dict):
+        for key, space in observation_space.spaces.items():
+            check_unnormalized_shapes(obs[key], space)
+    elif obs.shape[1:] != observation_space.shape:
+        raise ValueError(
+            "no wrapper that changes observations is allowed around VecNormalize, such as frame stacking, or for "
+            "images VecTransposeImage, which SB3 puts there unless it is inside: VecNormalize(VecTransposeImage(env)). "
+            f"It has observations of shape {obs.shape[1:]}, the agent {observation_space.shape}"
+        )

@@ -1,22 +1,27 @@
-"""Agents between TD3X and SB3's TD3 and DDPG. State dictionaries have SB3's layout on both sides, see ``policies``."""
+"""Agents from and to SB3's TD3 and DDPG. State dictionaries have SB3's layout on both sides."""
 
 import inspect
 import warnings
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env.patch_gym import _convert_space
 from stable_baselines3.td3 import policies as sb3_policies
 
-from sb3_td3x.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, TD3XPolicy, copy_state
-
-if TYPE_CHECKING:
-    from sb3_td3x.td3x import TD3X
+from sb3_td3x.policies import (
+    OPTIMIZER_KERNEL_OPTIONS,
+    CnnPolicy,
+    CriticEnsemble,
+    MlpPolicy,
+    MultiInputPolicy,
+    TD3XPolicy,
+)
 
 # TD3X's policy for each of SB3's
 OWN_POLICIES: dict[type[BasePolicy], type[TD3XPolicy]] = {
@@ -26,10 +31,10 @@ OWN_POLICIES: dict[type[BasePolicy], type[TD3XPolicy]] = {
 }
 _SB3_POLICIES: dict[type[BasePolicy], type[BasePolicy]] = {own: sb3 for sb3, own in OWN_POLICIES.items()}
 
-# Options of the networks that SB3's have not
+# Options of the networks that SB3 lacks
 _OWN_NETWORK_OPTIONS = ("layer_norm", "actor_layer_norm", "critic_activation_fn", "stochastic_actor")
 
-# Arguments that SB3's TD3 has not, and the value that means the same as there
+# Arguments that SB3's TD3 lacks, with the values that correspond to SB3's behaviour
 _OWN_ARGUMENTS = {
     "qf_learning_rate": None,
     "action_noise_decay": 1.0,
@@ -39,7 +44,7 @@ _OWN_ARGUMENTS = {
     "precision": "float32",
 }
 
-# Attributes of a running training that SB3's TD3 has as well, besides its arguments
+# Attributes of a training that SB3's TD3 also has, besides its arguments
 _SHARED_ATTRIBUTES = {
     "observation_space",
     "action_space",
@@ -66,8 +71,10 @@ _SB3_DERIVED_ATTRIBUTES = (
 
 def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
     """
-    :param data: attributes from a zip of TD3X, TD3 or DDPG
-    :return: the same as TD3X names and means them
+    Convert the attributes of an agent of TD3X, TD3 or DDPG to those of TD3X.
+
+    :param data: attributes from a zip file
+    :return: attributes of TD3X
     """
     data = {name: value for name, value in data.items() if name not in _SB3_DERIVED_ATTRIBUTES}
     data["policy_class"] = OWN_POLICIES.get(data["policy_class"], data["policy_class"])
@@ -75,7 +82,7 @@ def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
     for space in ("observation_space", "action_space"):
         data[space] = _convert_space(data[space])
     data["policy_kwargs"].pop("device", None)
-    # SB3 stores the buffer class that it chose by itself; TD3X chooses again, by n_steps
+    # SB3 stores the buffer class that it chose itself; TD3X chooses again, by n_steps
     if data.get("replay_buffer_class") is NStepReplayBuffer:
         kwargs = dict(data["replay_buffer_kwargs"])
         data["n_steps"] = kwargs.pop("n_steps", 3)
@@ -86,11 +93,13 @@ def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def to_sb3(model: "TD3X") -> TD3:
+def to_sb3(model: OffPolicyAlgorithm) -> TD3:
     """
-    :param model: the agent
-    :return: the same as SB3's TD3: networks, optimizers, counters, and all arguments that it has
-    :raises ValueError: the networks have options that SB3's have not
+    Convert an agent to SB3's TD3, with its networks, optimizers, counters, and all arguments that TD3 has.
+
+    :param model: the ``TD3X``
+    :return: the same agent as SB3's TD3
+    :raises ValueError: the networks have options that SB3 lacks
     """
     for option in _OWN_NETWORK_OPTIONS:
         if model.policy_kwargs.get(option):
@@ -113,16 +122,99 @@ def to_sb3(model: "TD3X") -> TD3:
     shared = _SHARED_ATTRIBUTES | (inspect.signature(TD3.__init__).parameters.keys() - {"policy", "env", "device"})
     state = {name: deepcopy(value) for name, value in vars(model).items() if name in shared}
     policy_kwargs = {name: value for name, value in model.policy_kwargs.items() if name not in _OWN_NETWORK_OPTIONS}
-    # Without its seed, since a conversion must not reset the global random generators
+    # Without the seed: a conversion must not reset the global random generators
     sb3_model.__dict__.update(state, policy_kwargs=policy_kwargs, learning_rate=model.lr_schedule, seed=None)
     sb3_model.env, sb3_model._vec_normalize_env = model.env, model._vec_normalize_env
     needs_env = sb3_model.replay_buffer_class is not None and issubclass(sb3_model.replay_buffer_class, HerReplayBuffer)
     if needs_env and model.env is None:
-        # HER's buffer is made from the env, so this agent can only play; `TD3.load(..., env=env)` makes one that trains
+        # HER's buffer needs the env: without one, the agent can only play
         sb3_model.replay_buffer = ReplayBuffer(1, spaces.Box(0, 1), model.action_space)
-    # The initial weights are drawn only to be replaced
+    # The initial weights are drawn and replaced
     with th.random.fork_rng(devices=[]):
         sb3_model._setup_model()
     sb3_model.seed = model.seed
     sb3_model.set_parameters(copy_state(model.get_parameters()), device=model.device)
     return sb3_model
+
+
+def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
+    """
+    Return the state of the critics' optimizer in SB3's layout, with one entry for each parameter of each critic.
+
+    :param critic: the critics
+    """
+    own = critic.optimizer.state_dict()
+    index = {id(parameter): idx for idx, parameter in enumerate(critic.parameters())}
+    order = critic.sb3_parameters()
+    state = {}
+    for sb3_idx, (parameter, critic_idx) in enumerate(order):
+        entry = own["state"].get(index[id(parameter)])
+        if entry is not None:
+            state[sb3_idx] = {
+                key: value[critic_idx] if critic_idx is not None and th.is_tensor(value) and value.dim() > 0 else value
+                for key, value in entry.items()
+            }
+    (group,) = own["param_groups"]
+    # A copy, because each critic counts its own steps
+    return {"state": copy_state(state), "param_groups": [{**group, "params": list(range(len(order)))}]}
+
+
+def own_optimizer_state(critic: CriticEnsemble, sb3_state: dict[str, Any]) -> dict[str, Any]:
+    """
+    Convert an optimizer's state from SB3's layout to that of ``critic.optimizer``.
+
+    :param critic: the critics
+    :param sb3_state: the state of their optimizer in SB3's layout
+    :return: the state for ``critic.optimizer.load_state_dict``
+    :raises ValueError: it belongs to other networks
+    """
+    order = critic.sb3_parameters()
+    (group,) = sb3_state["param_groups"]
+    if len(group["params"]) != len(order):
+        raise ValueError(
+            f"critic.optimizer holds the state of {len(group['params'])} parameters, expected {len(order)}: "
+            "it was saved with other policy_kwargs"
+        )
+    entries: dict[int, list[dict[str, Any]]] = {}
+    for sb3_idx, (parameter, _critic_idx) in zip(group["params"], order, strict=True):
+        if sb3_idx in sb3_state["state"]:
+            entries.setdefault(id(parameter), []).append(sb3_state["state"][sb3_idx])
+    stacked = {id(parameter) for parameter, critic_idx in order if critic_idx is not None}
+    state = {}
+    for idx, parameter in enumerate(critic.parameters()):
+        of_critics = entries.get(id(parameter))
+        if of_critics is not None:
+            state[idx] = {
+                key: th.stack([entry[key] for entry in of_critics])
+                if id(parameter) in stacked and th.is_tensor(value) and value.dim() > 0
+                else value
+                for key, value in of_critics[0].items()
+            }
+    return {"state": state, "param_groups": [{**group, "params": list(range(len(list(critic.parameters()))))}]}
+
+
+def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return an optimizer's state dictionary with the kernel options of this machine's optimizer.
+
+    :param optimizer: the optimizer that the state is for
+    :param state: a state dictionary, maybe from another machine
+    """
+    groups = [
+        {**group, **{key: own[key] for key in OPTIMIZER_KERNEL_OPTIONS if key in own}}
+        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {"state": state["state"], "param_groups": groups}
+
+
+def copy_state(value: Any) -> Any:
+    """
+    Return a deep copy of an optimizer's state in which no two entries share a tensor.
+
+    :param value: dictionaries and lists of tensors and numbers
+    """
+    if isinstance(value, dict):
+        return {key: copy_state(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [copy_state(entry) for entry in value]
+    return value.clone() if th.is_tensor(value) else value

@@ -2,11 +2,9 @@
 
 import inspect
 import math
-import os
 import pathlib
 import warnings
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -20,19 +18,8 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import recursive_setattr
-from stable_baselines3.common.type_aliases import (
-    GymEnv,
-    MaybeCallback,
-    ReplayBufferSamples,
-    RolloutReturn,
-    Schedule,
-)
-from stable_baselines3.common.utils import (
-    check_for_correct_spaces,
-    get_parameters_by_name,
-    get_system_info,
-    update_learning_rate,
-)
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule
+from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info, update_learning_rate
 
 from sb3_td3x import sb3_compat
 from sb3_td3x.buffers import (
@@ -54,159 +41,26 @@ from sb3_td3x.files.agent import (
 from sb3_td3x.files.atomic import SavePath
 from sb3_td3x.files.replay import read_replay_buffer, write_replay_buffer
 from sb3_td3x.learner.cuda_graphs import UpdateGraphCache
-from sb3_td3x.learner.perceptron import (
-    PRECISIONS,
-    AutogradNetworks,
-    MlpNetworks,
-    has_bfloat16_instructions,
-    make_networks,
-)
+from sb3_td3x.learner.perceptron import has_bfloat16_instructions
+from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
-    Actor,
     CnnPolicy,
     CriticEnsemble,
     MlpPolicy,
     MultiInputPolicy,
-    SeparateCritics,
+    PolicyNetwork,
     TD3XPolicy,
-    copy_state,
-    own_optimizer_state,
-    sb3_optimizer_state,
-    with_own_kernels,
+    is_stochastic,
 )
-from sb3_td3x.rollout import EnvStep, shape_step, with_last_observations
+from sb3_td3x.rollout import EnvStep, check_unnormalized_shapes, complete_step, shape_step
 from sb3_td3x.schedules import learning_rate_at, make_schedule
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
-from sb3_td3x.validation import (
-    check_action_noise,
-    check_action_space,
-    check_bool,
-    check_finite,
-    check_integer,
-    check_known,
-    check_net_arch,
-    check_number,
-    check_train_freq,
-    check_unnormalized_shapes,
-)
+from sb3_td3x.validation import check_action_space, check_arguments, check_finite, check_integer, check_known
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
 _NOT_TO_CHANGE_AT_LOADING = {"self", "policy", "_init_setup_model"}
-
-# The update, as functions of tensors. b = batch size, n = number of critics, d = dimension of the action
-
-
-def smooth_target_actions(actions: th.Tensor, std: float, clip: float) -> th.Tensor:
-    """
-    Target policy smoothing: ã = clip(π'(s') + clip(ε, -c, c), -1, 1), ε ~ N(0, σ) (Fujimoto et al. 2018, eq. 14).
-
-    :param actions: actions of the target actor in the next states, scaled to [-1, 1], (b, d)
-    :param std: σ, standard deviation of the noise in the scaled action space; 0: no smoothing
-    :param clip: c, limit of its absolute value; 0: no smoothing
-    :return: ã, (b, d)
-    """
-    if std == 0 or clip == 0:
-        return actions
-    noise = th.randn_like(actions).mul_(std).clamp_(-clip, clip)
-    return (actions + noise).clamp_(-1, 1)
-
-
-def td_target(
-    rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_q: th.Tensor, clipped_double_q: bool
-) -> th.Tensor:
-    """
-    The target of all critics: y = r + γ (1 - done) min_i Q'_i(s', ã) (Fujimoto et al. 2018, eq. 10).
-
-    :param rewards: rewards, or sums of n of them, (b, 1)
-    :param dones: 1 where s' is terminal, 0 elsewhere, also at time-outs, (b, 1)
-    :param discounts: γ, or γ^n for n-step returns, (b, 1)
-    :param next_q: values of the target critics, (n, b, 1)
-    :param clipped_double_q: whether the minimum over the critics is taken; False: the first critic alone
-        (document 002, trick 6)
-    :return: y, (b, 1)
-    """
-    next_value = next_q.amin(dim=0) if clipped_double_q else next_q[0]
-    return rewards + (1 - dones) * discounts * next_value
-
-
-def critic_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
-    """
-    L = Σ_i mean((Q_i(s, a) - y)²), the sum over the critics without the half of some texts, as in SB3.
-
-    :param q: values of the critics, (n, b, 1)
-    :param target: y, (b, 1)
-    :return: L, a scalar
-    """
-    return (q - target).square().mean(dim=(1, 2)).sum()
-
-
-def critic_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
-    """
-    ∂L/∂Q_i = 2 (Q_i - y) / b of ``critic_loss``.
-
-    :param q: values of the critics, (n, b, 1)
-    :param target: y, (b, 1)
-    :return: the gradient, (n, b, 1)
-    """
-    return (q - target) * (2 / len(target))
-
-
-def actor_loss(q1: th.Tensor) -> th.Tensor:
-    """
-    The deterministic policy gradient's loss, L = -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).
-
-    :param q1: values of the first critic for the actor's actions, (b, 1)
-    :return: L, a scalar
-    """
-    return -q1.mean()
-
-
-def actor_loss_grad(q1: th.Tensor) -> th.Tensor:
-    """
-    ∂L/∂Q_1 = -1 / b of ``actor_loss``.
-
-    :param q1: values of the first critic for the actor's actions, (b, 1)
-    :return: the gradient, (b, 1)
-    """
-    return th.full_like(q1, -1 / len(q1))
-
-
-@th.no_grad()
-def soft_update(params: list[th.Tensor], target_params: list[th.Tensor], tau: float) -> None:
-    """
-    θ' ← τ θ + (1 - τ) θ', in place.
-
-    :param params: θ
-    :param target_params: θ'
-    :param tau: τ, in (0, 1]; 1 copies
-    """
-    if target_params:
-        th._foreach_lerp_(target_params, params, tau)
-
-
-def _is_stochastic(policy: BasePolicy) -> bool:
-    """
-    :param policy: a policy, maybe of a class of the user's own
-    :return: whether it explores by itself, without noise
-    """
-    return bool(getattr(policy, "stochastic_actor", False))
-
-
-class _PolicyNetwork:
-    """A network of the agent's present policy, under the name that it has there."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, model: "TD3X | None", owner: type) -> Any:
-        if model is None:
-            return self
-        return getattr(model.policy, self.name)
-
-    def __set__(self, model: "TD3X", network: th.nn.Module) -> None:
-        setattr(model.policy, self.name, network)
 
 
 class TD3X(OffPolicyAlgorithm):
@@ -215,19 +69,19 @@ class TD3X(OffPolicyAlgorithm):
     Addressing Function Approximation Error in Actor-Critic Methods (Fujimoto et al. 2018),
     https://arxiv.org/abs/1802.09477
 
-    SB3's ``TD3`` with exponentially decayed exploration noise, a reward shaping hook, a learning rate of its own
-    for the critics, and checks of all arguments and data. Arguments shared with SB3 mean the same.
+    SB3's ``TD3`` with decaying exploration noise, a reward shaping hook, a separate learning rate for the critics, and
+    checks of all arguments and data. Arguments shared with SB3 mean the same.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, ...)
     :param env: The environment to learn from (if registered in Gym, can be str)
-    :param learning_rate: learning rate of the actor, and of the critics unless ``qf_learning_rate`` is given, >= 0;
+    :param learning_rate: learning rate of the actor, and of the critics unless ``qf_learning_rate`` is given, >= 0:
         a number, a function of the current progress remaining (from 1 to 0),
-        or a string such as ``lin_7e-4``: from 7e-4 linearly to 0
+        or a string such as ``lin_7e-4`` for a linear schedule from 7e-4 to 0
     :param buffer_size: size of the replay buffer, in transitions
-    :param learning_starts: how many env timesteps of random actions before learning starts, without updates
+    :param learning_starts: number of env timesteps with random actions and without updates at the start
     :param batch_size: Minibatch size for each gradient update
-    :param tau: the soft update coefficient ("Polyak update"), in (0, 1]; 1: no target networks
-        (then also ``policy_delay=1``, else they lag behind)
+    :param tau: the soft update coefficient ("Polyak update"), in [0, 1]; 0 freezes the target networks, 1 removes them
+        (then set ``policy_delay=1``, or they lag behind)
     :param gamma: the discount factor, in [0, 1]
     :param train_freq: Update the model every ``train_freq`` steps. Alternatively pass a tuple of frequency and unit
         like ``(5, "step")`` or ``(2, "episode")``.
@@ -241,8 +95,8 @@ class TD3X(OffPolicyAlgorithm):
         needs ``replay_buffer_kwargs=dict(handle_timeout_termination=False)``
     :param n_steps: When > 1, use n-step returns. Only without a custom ``replay_buffer_class``,
         and not with Dict observations.
-    :param policy_delay: The actor and all target networks are updated once every ``policy_delay`` updates
-        of the critics. The count goes on across calls of ``train()`` and after loading.
+    :param policy_delay: Update the actor and the target networks once every ``policy_delay`` updates of the critics.
+        The count continues across calls of ``train()`` and after loading.
     :param target_policy_noise: Standard deviation of Gaussian noise added to target policy (smoothing noise),
         in the scaled action space; 0: no smoothing
     :param target_noise_clip: Limit for absolute value of target policy smoothing noise.
@@ -256,18 +110,17 @@ class TD3X(OffPolicyAlgorithm):
     :param device: Device (cpu, cuda, ...) on which the code should be run.
         Setting it to auto, the code will be run on the GPU if possible.
     :param qf_learning_rate: learning rate of the critics, as ``learning_rate``; None: the same
-    :param action_noise_decay: the exploration noise is multiplied by ``action_noise_decay ** t`` (document 000),
-        t the env timesteps taken by the policy, of all envs together; in (0, 1], 1: no decay
+    :param action_noise_decay: multiply the exploration noise by ``action_noise_decay ** t``, where t counts the env
+        timesteps taken by the policy, of all envs together; in (0, 1], 1: no decay
     :param action_noise_min_scale: lower bound of that factor, in [0, 1]
-    :param reward_shaping: what to learn from instead of the env's rewards and terminations, see ``sb3_td3x.shaping``;
+    :param reward_shaping: rewards and terminations to learn from instead of the env's, see ``sb3_td3x.shaping``:
         an object, a function, or as in YAML ``{"sb3_td3x.shaping.RewardScale": {"scale": 0.1}}``, or a list of these.
         Episode statistics and evaluations stay raw.
-    :param clipped_double_q: Whether the target is the minimum over the target critics; False: the first one alone,
-        the others are still trained (document 002, trick 6)
-    :param precision: ``"float32"``, or ``"bfloat16"``: the matrix products of the updates in bfloat16, on float32
-        parameters and optimizers. Faster on processors with instructions for it, slower on others (with a warning),
-        which get the same numbers by rounding; networks that are not plain MLPs have PyTorch's automatic mixed
-        precision, which is very slow there.
+    :param clipped_double_q: Whether the target is the minimum over the target critics. If False, it is the first one's
+        value, and the others are still trained
+    :param precision: ``"float32"``, or ``"bfloat16"`` for matrix products of the updates in bfloat16, with parameters
+        and optimizers in float32. Faster on processors with bfloat16 instructions; slower on others, with a warning.
+        Networks other than plain MLPs use PyTorch's automatic mixed precision.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -279,12 +132,11 @@ class TD3X(OffPolicyAlgorithm):
     }
     policy: TD3XPolicy
     action_space: spaces.Box
-    _networks: AutogradNetworks | MlpNetworks
+    actor = PolicyNetwork()
+    actor_target = PolicyNetwork()
+    critic = PolicyNetwork()
+    critic_target = PolicyNetwork()
     _replay_buffer: ReplayBuffer | None
-    actor: Actor = _PolicyNetwork()  # type: ignore[assignment]
-    actor_target: Actor = _PolicyNetwork()  # type: ignore[assignment]
-    critic: CriticEnsemble | SeparateCritics = _PolicyNetwork()  # type: ignore[assignment]
-    critic_target: CriticEnsemble | SeparateCritics = _PolicyNetwork()  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -364,22 +216,25 @@ class TD3X(OffPolicyAlgorithm):
         self.reward_shaping = reward_shaping
         self.clipped_double_q = clipped_double_q
         self.precision = precision
-        # t of the noise decay: env timesteps taken by the policy, in the whole life of the agent
+        # t of the noise decay; counts during the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
+        self._update: Update | None = None
+        self._graphs = UpdateGraphCache()
         self._shaping: RewardShaping | None = None
-        # What it was built from; a user may change the argument
+        # Value of `reward_shaping` that `_shaping` was built from
         self._shaping_source: Any = None
-        # The checkpoint that it goes on from, until its next `learn`
+        # The checkpoint that it was resumed from, until the next `learn`
         self._resumed: Resumed | None = None
-        # A hook that a file names, which is not to be imported
+        # Value of `reward_shaping` that comes from a file, and must not import or call anything
         self._untrusted_reward_shaping: Any = None
 
         if _init_setup_model:
             self._setup_model()
             self._setup_shaping()
-            self.replay_buffer = make_replay_buffer(self)
+            self._replay_buffer = make_replay_buffer(self)
+            self._check_shaping()
 
     # The algorithm
 
@@ -388,17 +243,22 @@ class TD3X(OffPolicyAlgorithm):
         Sample the replay buffer and update the networks.
 
         :param gradient_steps: number of updates of the critics
-        :param batch_size: transitions in each update
+        :param batch_size: number of transitions in each update
         """
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         self._update_learning_rates()
-        self._refresh_networks()
-        graphs = self._update_graphs.get(self, batch_size)
+        update = self._current_update()
+        update.hyperparameters = Hyperparameters(
+            self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, self.clipped_double_q
+        )
+        replay_buffer, vec_normalize = self.replay_buffer, self._vec_normalize_env
+        with_actor = self._count_updates(gradient_steps)
+        graphs = self._graphs.get(update, replay_buffer, batch_size) if vec_normalize is None else None
         if graphs is not None and gradient_steps > 0:
-            means = graphs.run(gradient_steps)
+            means = graphs.run(list(with_actor))
         else:
-            means = self._run_updates(gradient_steps, batch_size)
+            means = update.run(lambda: replay_buffer.sample(batch_size, env=vec_normalize), with_actor)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
@@ -406,51 +266,20 @@ class TD3X(OffPolicyAlgorithm):
         for name, mean in means.items():
             self.logger.record(f"train/{name}", mean)
 
-    def _run_updates(self, gradient_steps: int, batch_size: int) -> dict[str, float]:
-        """
-        :param gradient_steps: number of updates of the critics
-        :param batch_size: transitions in each update
-        :return: means over the updates: ``critic_loss``, ``q_mean``, and ``actor_loss`` if the actor was updated
-        """
-        metrics: dict[str, list[th.Tensor]] = {"critic_loss": [], "q_mean": [], "actor_loss": []}
-        for _ in range(gradient_steps):
-            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            for values, value in zip(metrics.values(), self.update(batch, self.count_update()), strict=False):
-                values.append(value)
-        # Read once and after all updates, so that none of them waits for a GPU
-        scalars = [value for values in metrics.values() for value in values]
-        numbers = iter(th.stack(scalars).tolist() if scalars else [])
-        return {name: sum(islice(numbers, len(values))) / len(values) for name, values in metrics.items() if values}
+    def _count_updates(self, number: int) -> Iterator[bool]:
+        """Count updates one by one; yield whether the delayed update of the actor and the targets is due."""
+        for _ in range(number):
+            self._n_updates += 1
+            yield self._n_updates % self.policy_delay == 0
 
-    def count_update(self) -> bool:
-        """
-        :return: Whether this update is one of those, one in ``policy_delay``, that update the actor and the targets
-        """
-        self._n_updates += 1
-        return self._n_updates % self.policy_delay == 0
-
-    def update(self, batch: ReplayBufferSamples, with_actor: bool) -> list[th.Tensor]:
-        """
-        One update (Fujimoto et al. 2018, algorithm 1).
-
-        :param batch: transitions
-        :param with_actor: whether the actor and the targets are updated, too
-        :return: the critics' loss, the mean of their values, and the actor's loss if it was updated
-        """
-        with self._networks.converted(batch) as batch:
-            metrics = [*self._update_critics(batch)]
-            if with_actor:
-                metrics.append(self._update_actor(batch.observations))
-                self._update_targets()
-        return metrics
-
-    def _refresh_networks(self) -> None:
-        """Follow changes from outside: another policy, replaced layers, frozen or replaced parameters."""
-        if self._networks.policy is not self.policy or not self._networks.is_current():
-            self._connect_networks()
+    def _current_update(self) -> Update:
+        """Return the update of the policy as it is now: a user may have replaced it or parts of it."""
+        if self._update is None or not self._update.is_current(self.policy):
+            self._update = Update(self.policy, self.precision)
+        return self._update
 
     def _update_learning_rates(self) -> None:
-        """Set the learning rates to their schedules' values."""
+        """Set the optimizers' learning rates to the values of the schedules."""
         # The last rollout may end after the last timestep
         progress_remaining = max(self._current_progress_remaining, 0.0)
         for name, schedule, network in (
@@ -461,78 +290,39 @@ class TD3X(OffPolicyAlgorithm):
             update_learning_rate(network.optimizer, learning_rate)
             self.logger.record(f"train/{name}", learning_rate)
 
-    def _update_critics(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
-        """
-        One update of all critics.
-
-        :param batch: transitions
-        :return: their loss, and the mean of their values
-        """
-        next_actions = smooth_target_actions(
-            self._networks.target_actions(batch.next_observations), self.target_policy_noise, self.target_noise_clip
-        )
-        next_q = self._networks.target_q_values(batch.next_observations, next_actions)
-        # Only n-step buffers give discounts
-        discounts = self.gamma if batch.discounts is None else batch.discounts
-        target = td_target(batch.rewards, batch.dones, discounts, next_q, self.clipped_double_q)
-
-        q = self._networks.q_values(batch.observations, batch.actions)
-        self._networks.backward_critics(q, critic_loss_grad(q.detach(), target))
-        self._networks.critic_optimizer.step()
-        return critic_loss(q.detach(), target), q.detach().mean()
-
-    def _update_actor(self, observations: th.Tensor) -> th.Tensor:
-        """
-        One update of the actor.
-
-        :param observations: observations of a batch
-        :return: its loss
-        """
-        q1 = self._networks.q1_of_policy(observations)
-        self._networks.backward_actor(q1, actor_loss_grad(q1))
-        self._networks.actor_optimizer.step()
-        return actor_loss(q1.detach())
-
-    def _update_targets(self) -> None:
-        """Move all target networks towards the networks; running statistics are copied (SB3 issue 996)."""
-        for network in ("critic", "actor"):
-            soft_update(self._networks.parameters[network], self._networks.parameters[f"{network}_target"], self.tau)
-            soft_update(self._running_stats[network], self._running_stats[f"{network}_target"], 1.0)
-
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
         """
-        Random actions at first, then the policy's plus the decayed exploration noise (document 000).
+        Sample random actions during the warm-up, then the policy's actions plus the decaying exploration noise.
 
-        :param learning_starts: Number of env timesteps of random actions
+        :param learning_starts: Number of env timesteps with random actions
         :param action_noise: the exploration noise, before decay
         :param n_envs: number of envs
-        :return: actions for the envs, and the same scaled to [-1, 1] for the replay buffer, (n_envs, *action_shape)
+        :return: actions for the envs, and the same actions scaled to [-1, 1] for the replay buffer,
+            (n_envs, *action_shape)
         """
-        warm_up = self.num_timesteps < learning_starts
-        if warm_up:
+        is_warm_up = self.num_timesteps < learning_starts
+        if is_warm_up:
             actions = np.array([self.action_space.sample() for _ in range(n_envs)])
             scaled_actions = self.policy.scale_action(actions)
         else:
             assert self._last_obs is not None, "self._last_obs was not set"
-            # A callback may have changed the policy since the last updates
-            self._refresh_networks()
-            # A subclass's own `predict` acts in the rollout too, as in SB3
+            # As in SB3, a subclass's own `predict` acts in the rollout
             if getattr(self.predict, "__func__", None) is OffPolicyAlgorithm.predict:
-                scaled_actions = self._networks.scaled_actions(self._last_obs)
+                scaled_actions = self._current_update().networks.scaled_actions(self._last_obs)
             else:
                 scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
-        if action_noise is not None and not _is_stochastic(self.policy):
+        if action_noise is not None and not is_stochastic(self.policy):
             scaled_actions = np.clip(scaled_actions + self.action_noise_scale * action_noise(), -1, 1)
         check_finite("action", scaled_actions, self.num_timesteps)
-        if not warm_up:
+        if not is_warm_up:
             self._exploration_timesteps += n_envs
         return self.policy.unscale_action(scaled_actions), scaled_actions
 
     @property
     def action_noise_scale(self) -> float:
-        """The factor of the exploration noise now, from 1 down to ``action_noise_min_scale``."""
+        """The present factor of the exploration noise, from 1 down to ``action_noise_min_scale``."""
         return exploration_scale(self._exploration_timesteps, self.action_noise_decay, self.action_noise_min_scale)
 
     def _store_transition(
@@ -545,46 +335,43 @@ class TD3X(OffPolicyAlgorithm):
         infos: list[dict[str, Any]],
     ) -> None:
         """
-        Check, shape and store one transition of each env: unnormalised observations, scaled actions.
+        Check, shape and store one transition of each env: unnormalized observations, scaled actions.
 
         :param replay_buffer: Replay buffer object where to store the transition.
         :param buffer_action: scaled actions
-        :param new_obs: next observations; of a finished env the first of the next episode
+        :param new_obs: next observations; for a finished env the first of the next episode
         :param reward: rewards
         :param dones: whether the episode ended, by termination or time-out
         :param infos: the envs' infos, with the last observations of finished episodes
         """
-        if self._vec_normalize_env is not None:
-            original_obs: Any = self._vec_normalize_env.get_original_obs()
-            reward = self._vec_normalize_env.get_original_reward()
+        original_obs: Any = new_obs
+        if self._vec_normalize_env is None:
+            self._last_original_obs = self._last_obs
         else:
-            self._last_original_obs, original_obs = self._last_obs, new_obs
-
-        if dones.any():
-            check_finite("observation after the reset", original_obs, self.num_timesteps, np.flatnonzero(dones))
-        next_obs = with_last_observations(original_obs, dones, infos, self._vec_normalize_env)
-        check_finite("observation", next_obs, self.num_timesteps)
-        check_finite("reward", reward, self.num_timesteps)
-        last_obs: Any = self._last_original_obs
+            original_obs = self._vec_normalize_env.get_original_obs()
+            reward = self._vec_normalize_env.get_original_reward()
+        actions = buffer_action if self._shaping is None else self.policy.unscale_action(buffer_action)
+        step = EnvStep(self._last_original_obs, actions, reward, original_obs, dones, infos)
+        step = complete_step(step, self._vec_normalize_env, self.num_timesteps)
         if self._shaping is not None:
-            actions = self.policy.unscale_action(buffer_action)
-            step = EnvStep(last_obs, actions, reward, next_obs, dones, infos)
-            reward, dones, infos = shape_step(self._shaping, step, self.gamma, self.num_timesteps)
-            if dones is not step.dones:
-                check_terminations_can_be_stored(self, self._shaping)
-            self.logger.record_mean("rollout/shaped_reward_mean", float(reward.mean()))
-        # SB3's buffers for dictionaries put other arrays into those that they are given
+            step = shape_step(self._shaping, step, self.gamma, self.num_timesteps)
+            if step.dones is not dones:
+                check_terminations_can_be_stored(replay_buffer, self._shaping)
+            self.logger.record_mean("rollout/shaped_reward_mean", float(step.rewards.mean()))
+        obs, next_obs = step.observations, step.next_observations
+        # SB3's Dict buffers write into the dictionaries that they get
         if isinstance(next_obs, dict):
-            last_obs, next_obs = dict(last_obs), dict(next_obs)
-        replay_buffer.add(last_obs, next_obs, buffer_action, reward, dones, infos)
+            obs, next_obs = dict(obs), dict(next_obs)
+        replay_buffer.add(obs, next_obs, buffer_action, step.rewards, step.dones, step.infos)
         self._last_obs = new_obs
         self._last_original_obs = original_obs
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
         """
-        As in SB3; notes how many env timesteps were taken. If it is broken off, by an error or a callback, the step
-        before is not stored, and so the next ``learn`` begins with new episodes. With a replay buffer of a user's own,
-        whose open episodes cannot be ended, it goes on, as in SB3.
+        Collect experiences as SB3 does, and count the env timesteps of the rollout.
+
+        If an error or a callback interrupts the rollout, its last step is not stored. Then the next ``learn`` begins
+        new episodes, except with a user's own replay buffer class, which continues as in SB3.
         """
         is_whole = False
         try:
@@ -612,8 +399,8 @@ class TD3X(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> SelfTD3X:
         """
-        Return a trained model. If an error or a signal ends the training, it is saved first where
-        ``sb3_td3x.checkpoint.ResumableCheckpoint`` is among the callbacks.
+        Return a trained model. If the callbacks include a ``sb3_td3x.checkpoint.ResumableCheckpoint``, a training that
+        ends by an error or a signal is saved first.
 
         :param total_timesteps: The total number of samples (env steps) to train on
         :param callback: callback(s) called at every step with state of the algorithm.
@@ -623,7 +410,7 @@ class TD3X(OffPolicyAlgorithm):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
         """
-        # Infinity is for a callback that stops; less than 0 is what remains of a training that went past its end
+        # Infinity is for a callback that stops. Negative numbers remain if a resumed training is past its end
         if total_timesteps != math.inf:
             total_timesteps = check_integer("total_timesteps", total_timesteps, low=None)
         with guarded_training(self, callback):
@@ -645,16 +432,14 @@ class TD3X(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         """
-        As in SB3; fits the noise to the number of envs, also after loading, checks the first observations, and where
-        the envs are reset, lets no stored episode go on into the next one.
+        Set up as SB3 does. Also fit the noise to the number of envs, end stored episodes that the envs' reset ends, and
+        check the first observations.
         """
         assert self.env is not None, "You must set the environment before calling learn()"
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
         if self._shaping is None or self._shaping_source is not self.reward_shaping:
             self._setup_shaping()
-        if self._shaping is not None and self._shaping.changes_terminations:
-            # A replay buffer may have been loaded since
-            check_terminations_can_be_stored(self, self._shaping)
+        self._check_shaping()
         if (reset_num_timesteps or self._last_obs is None) and type(self._replay_buffer) in KNOWN_CLASSES:
             end_open_episodes(self.replay_buffer)
         total_timesteps, callback = super()._setup_learn(
@@ -669,7 +454,8 @@ class TD3X(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         """Check all arguments, create networks and optimizers. Called by ``load`` as well."""
-        self._check_arguments()
+        check_arguments(self)
+        check_replay_buffer_arguments(self)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self._convert_train_freq()
@@ -677,30 +463,16 @@ class TD3X(OffPolicyAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
         self._create_aliases()
-        self._connect_networks()
         if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
             warnings.warn(
                 "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
                 stacklevel=2,
             )
-        self._update_graphs = UpdateGraphCache()
-        if _is_stochastic(self.policy) and self.action_noise is not None:
+        if is_stochastic(self.policy) and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
 
     def _create_aliases(self) -> None:
-        """As in SB3, for those who replace the policy: the networks are those of ``self.policy`` at any time."""
-
-    def _connect_networks(self) -> None:
-        """Find what the updates and the rollouts work on."""
-        networks: dict[str, th.nn.Module] = {
-            "actor": self.actor,
-            "actor_target": self.actor_target,
-            "critic": self.critic,
-            "critic_target": self.critic_target,
-        }
-        # Of batch normalisation
-        self._running_stats = {name: list(get_parameters_by_name(net, ["running_"])) for name, net in networks.items()}
-        self._networks = make_networks(self.policy, self.precision)
+        """Do nothing, for users of SB3's method: the networks of the agent always are those of ``policy``."""
 
     def _setup_lr_schedule(self) -> None:
         """Turn numbers and strings into schedules."""
@@ -709,41 +481,10 @@ class TD3X(OffPolicyAlgorithm):
         if self.qf_learning_rate is not None:
             self.qf_lr_schedule = make_schedule("qf_learning_rate", self.qf_learning_rate)
 
-    def _check_arguments(self) -> None:
-        """Raise a ``ValueError`` that names the first argument that is not allowed."""
-        check_action_space(self.action_space)
-        if self.seed is not None:
-            self.seed = check_integer("seed", self.seed, low=0)
-        if not isinstance(self.policy_kwargs, dict):
-            raise ValueError(f"policy_kwargs={self.policy_kwargs!r} is not allowed, expected a dictionary or None")
-        check_net_arch("net_arch", self.policy_kwargs.get("net_arch"))
-        if not isinstance(self.tensorboard_log, str | os.PathLike | None):
-            raise ValueError(f"tensorboard_log={self.tensorboard_log!r} is not allowed, expected a path or None")
-        self.buffer_size = check_integer("buffer_size", self.buffer_size, low=1)
-        self.learning_starts = check_integer("learning_starts", self.learning_starts, low=0)
-        self.batch_size = check_integer("batch_size", self.batch_size, low=1)
-        self.tau = check_number("tau", self.tau, 0, 1, low_open=True)
-        self.gamma = check_number("gamma", self.gamma, 0, 1)
-        self.gradient_steps = check_integer("gradient_steps", self.gradient_steps, low=-1)
-        self.n_steps = check_integer("n_steps", self.n_steps, low=1)
-        self.policy_delay = check_integer("policy_delay", self.policy_delay, low=1)
-        self.target_policy_noise = check_number("target_policy_noise", self.target_policy_noise, 0)
-        self.target_noise_clip = check_number("target_noise_clip", self.target_noise_clip, 0)
-        self._stats_window_size = check_integer("stats_window_size", self._stats_window_size, low=1)
-        self.action_noise_decay = check_number("action_noise_decay", self.action_noise_decay, 0, 1, low_open=True)
-        self.action_noise_min_scale = check_number("action_noise_min_scale", self.action_noise_min_scale, 0, 1)
-        self.clipped_double_q = check_bool("clipped_double_q", self.clipped_double_q)
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision={self.precision!r} is not allowed, expected one of {', '.join(PRECISIONS)}")
-        self.train_freq = check_train_freq("train_freq", self.train_freq, self.n_envs)  # type: ignore[assignment]
-        if self.action_noise is not None:
-            check_action_noise("action_noise", self.action_noise, self.action_space)
-        check_replay_buffer_arguments(self)
-
     def _setup_shaping(self) -> None:
         """
-        Build the shaping hook. Not at loading but at the first ``learn`` after it:
-        an agent that only plays does not need the module that its hook came from.
+        Build the shaping hook. After loading this waits for the first ``learn``, so that an agent that only plays does
+        not need its hook's module.
         """
         if self.reward_shaping is self._untrusted_reward_shaping:
             check_built_in(self.reward_shaping)
@@ -752,21 +493,21 @@ class TD3X(OffPolicyAlgorithm):
         if shaping is not None and issubclass(buffer_class, HerReplayBuffer):
             raise ValueError(
                 f"reward_shaping={self.reward_shaping!r} is not allowed with {buffer_class.__name__}, "
-                "which computes rewards anew from the goals"
+                "which computes rewards from goals"
             )
-        if shaping is not None and shaping.changes_terminations:
-            check_terminations_can_be_stored(self, shaping)
         if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
-            # SB3's zip takes a dictionary with names as keys only
+            # SB3's zip files need strings as keys
             self.reward_shaping = shaping
         self._shaping, self._shaping_source = shaping, self.reward_shaping
 
+    def _check_shaping(self) -> None:
+        """Check that the replay buffer can store what the shaping hook returns."""
+        if self._shaping is not None and self._shaping.changes_terminations:
+            check_terminations_can_be_stored(self.replay_buffer, self._shaping)
+
     @property
     def replay_buffer(self) -> ReplayBuffer:
-        """
-        The replay buffer. Made at construction, but after loading at its first use:
-        an agent that only plays needs no memory for it.
-        """
+        """The replay buffer. After loading it is made at its first use: an agent that only plays needs none."""
         if self._replay_buffer is None:
             self._replay_buffer = make_replay_buffer(self)
         return self._replay_buffer
@@ -778,14 +519,8 @@ class TD3X(OffPolicyAlgorithm):
     # Saving and loading
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is derived from the networks cannot be pickled
-        return {name: value for name, value in vars(self).items() if name not in ("_networks", "_update_graphs")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if "policy" in state:
-            self._connect_networks()
-            self._update_graphs = UpdateGraphCache()
+        # The update shares memory with the networks, and is made again
+        return {**vars(self), "_update": None, "_graphs": UpdateGraphCache()}
 
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
@@ -881,6 +616,7 @@ class TD3X(OffPolicyAlgorithm):
                 recursive_setattr(model, f"{name}.data", variables[name].data)
         if "reward_shaping" in kwargs:
             model._setup_shaping()
+            model._check_shaping()
         return model
 
     @classmethod
@@ -926,7 +662,7 @@ class TD3X(OffPolicyAlgorithm):
         """
         params = super().get_parameters()
         if isinstance(self.critic, CriticEnsemble):
-            params["critic.optimizer"] = sb3_optimizer_state(self.critic)
+            params["critic.optimizer"] = sb3_compat.sb3_optimizer_state(self.critic)
         return params
 
     def set_parameters(
@@ -950,19 +686,18 @@ class TD3X(OffPolicyAlgorithm):
         else:
             params = read_parameters(load_path_or_dict, self.get_parameters(), device)
         if "critic.optimizer" in params and isinstance(self.critic, CriticEnsemble):
-            params["critic.optimizer"] = own_optimizer_state(self.critic, params["critic.optimizer"])
+            params["critic.optimizer"] = sb3_compat.own_optimizer_state(self.critic, params["critic.optimizer"])
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
             if name in params:
                 # A copy: optimizers that share their state would count each other's steps
-                params[name] = copy_state(with_own_kernels(network.optimizer, params[name]))
+                params[name] = sb3_compat.copy_state(sb3_compat.with_own_kernels(network.optimizer, params[name]))
         super().set_parameters(params, exact_match=exact_match, device=device)
 
     def _excluded_save_params(self) -> list[str]:
         return [
             *super()._excluded_save_params(),
-            "_networks",
-            "_update_graphs",
-            "_running_stats",
+            "_update",
+            "_graphs",
             # Rebuilt from the arguments
             "lr_schedule",
             "qf_lr_schedule",

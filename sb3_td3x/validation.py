@@ -1,8 +1,9 @@
-"""Checks of arguments and of data, with errors that name what is wrong, its value and what is allowed."""
+"""Checks of arguments and of data. Errors name the argument, its value and what is allowed."""
 
 import difflib
 import math
 import operator
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,13 +17,19 @@ from stable_baselines3.common.noise import (
 )
 from stable_baselines3.common.type_aliases import TrainFreq
 
+# Of the matrix products of the updates
+PRECISIONS = ("float32", "bfloat16")
+
 
 def check_integer(name: str, value: Any, low: int | None) -> int:
     """
+    Check an integer argument.
+
     :param name: name of the argument
     :param value: its value; integral floats, such as YAML's ``1e4``, count as integers
-    :param low: the smallest value that is allowed; None: any
+    :param low: the smallest allowed value; None: any
     :return: the value as an ``int``
+    :raises ValueError: it is not allowed
     """
     integral = not isinstance(value, (bool, np.bool_)) and (
         isinstance(value, (int, np.integer)) or (isinstance(value, (float, np.floating)) and float(value).is_integer())
@@ -41,16 +48,19 @@ def check_number(
     low_open: bool = False,
 ) -> float:
     """
+    Check a finite number.
+
     :param name: name of the argument
     :param value: its value
     :param low: lower bound
-    :param high: upper bound, included; infinity itself is never allowed
+    :param high: upper bound, included
     :param low_open: whether the lower bound is excluded
     :return: the value as a ``float``
+    :raises ValueError: it is not allowed
     """
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     above = operator.gt if low_open else operator.ge
-    # Integers may be larger than any float
+    # An integer may exceed the largest float
     is_finite = is_number and (abs(value) < 1e308 if isinstance(value, int) else math.isfinite(value))
     if not (is_finite and above(value, low) and value <= high):
         bracket = "(" if low_open else "["
@@ -61,9 +71,12 @@ def check_number(
 
 def check_bool(name: str, value: Any) -> bool:
     """
+    Check a boolean argument.
+
     :param name: name of the argument
     :param value: its value
     :return: the value as a ``bool``
+    :raises ValueError: it is not allowed
     """
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r} is not allowed, expected True or False")
@@ -72,7 +85,10 @@ def check_bool(name: str, value: Any) -> bool:
 
 def check_action_space(action_space: spaces.Space) -> None:
     """
-    :param action_space: the action space of an env: a Box of floats with finite bounds, the lower below the upper
+    Check that an action space is a Box of floats with finite bounds, low < high.
+
+    :param action_space: the action space of an env
+    :raises ValueError: it is not allowed
     """
     if not isinstance(action_space, spaces.Box) or not np.issubdtype(action_space.dtype, np.floating):
         raise ValueError(
@@ -90,10 +106,13 @@ def check_action_space(action_space: spaces.Space) -> None:
 
 def check_train_freq(name: str, value: Any, n_envs: int) -> int | tuple[int, str] | TrainFreq:
     """
+    Check an update frequency.
+
     :param name: name of the argument
     :param value: its value: an integer >= 1, or (integer, "step" or "episode")
     :param n_envs: number of envs; episodes can be counted in one env only
-    :return: the value as SB3 takes it
+    :return: the value in a form that SB3 accepts
+    :raises ValueError: it is not allowed
     """
     if not isinstance(value, (tuple, list)):
         return check_integer(name, value, low=1)
@@ -107,9 +126,12 @@ def check_train_freq(name: str, value: Any, n_envs: int) -> int | tuple[int, str
 
 def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
     """
+    Check that a noise has finite numbers, a standard deviation >= 0 and the shape of an action.
+
     :param name: name of the argument
-    :param noise: its value: an ``ActionNoise`` with finite numbers, a deviation >= 0 and the shape of an action
+    :param noise: its value
     :param action_space: the action space
+    :raises ValueError: it is not allowed
     """
     if not isinstance(noise, ActionNoise):
         raise ValueError(f"{name}={noise!r} is not allowed, expected an ActionNoise or None")
@@ -128,7 +150,7 @@ def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
             raise ValueError(f"{name}={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
         try:
             shape = np.broadcast_shapes(*(array.shape for array in arrays))
-            # A single number is no array, which SB3's noises need
+            # SB3's noises need arrays, not single numbers
             fits = shape != () and np.broadcast_shapes(shape, action_space.shape) == action_space.shape
         except ValueError:
             fits = False
@@ -140,8 +162,11 @@ def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
 
 def check_net_arch(name: str, value: Any) -> None:
     """
+    Check the sizes of the hidden layers.
+
     :param name: name of the argument
-    :param value: its value: a list of integers >= 1, or a dictionary of such for "pi" and "qf"; None: the default
+    :param value: its value: a list of integers >= 1, a dictionary of two such lists, "pi" and "qf", or None
+    :raises ValueError: it is not allowed
     """
     lists = [value.get(key) for key in ("pi", "qf")] if isinstance(value, dict) else [value]
     for units in [] if value is None else lists:
@@ -153,27 +178,14 @@ def check_net_arch(name: str, value: Any) -> None:
             )
 
 
-def check_unnormalized_shapes(obs: Any, observation_space: spaces.Space) -> None:
-    """
-    :param obs: observations as ``VecNormalize`` has them, before it normalises: (n_envs, ...), or a dictionary of such
-    :param observation_space: that of the agent
-    """
-    if isinstance(observation_space, spaces.Dict):
-        for key, space in observation_space.spaces.items():
-            check_unnormalized_shapes(obs[key], space)
-    elif obs.shape[1:] != observation_space.shape:
-        raise ValueError(
-            "no wrapper that changes observations is allowed around VecNormalize, such as frame stacking, or for "
-            "images VecTransposeImage, which SB3 puts there unless it is inside: VecNormalize(VecTransposeImage(env)). "
-            f"It has observations of shape {obs.shape[1:]}, the agent {observation_space.shape}"
-        )
-
-
 def check_known(function: str, arguments: Iterable[str], known: set[str]) -> None:
     """
-    :param function: name of the function, for the error
-    :param arguments: names of the arguments that it was given
-    :param known: names of those that it has
+    Check the names of a function's arguments.
+
+    :param function: name of the function
+    :param arguments: names of the given arguments
+    :param known: names of the existing arguments
+    :raises ValueError: an argument does not exist; names the closest one
     """
     for name in arguments:
         if name not in known:
@@ -186,13 +198,13 @@ def check_finite(
     quantity: str, values: np.ndarray | dict[str, np.ndarray], timestep: int, envs: np.ndarray | None = None
 ) -> None:
     """
-    Stop at NaN, infinity and what is infinite in float32 before they enter the replay buffer,
-    where they would turn the networks into NaN.
+    Check that values are finite in float32. In the replay buffer, NaN or infinity would turn the networks into NaN.
 
-    :param quantity: what the values are, for the error
-    :param values: one entry for each env, (n_envs, ...), or a dictionary of such
-    :param timestep: number of env timesteps so far, for the error
-    :param envs: indices of the envs to look at; None: all
+    :param quantity: name of the values
+    :param values: one entry for each env, (n_envs, ...), or a dictionary of such arrays
+    :param timestep: number of env timesteps so far
+    :param envs: indices of the envs to check; None: all
+    :raises ValueError: a value is not finite; names its env, index and timestep
     """
     if isinstance(values, dict):
         for key, entry in values.items():
@@ -211,3 +223,39 @@ def check_finite(
             f"The {quantity} of env {env_idx} is {looked_at[row][tuple(rest)]}{index} at timestep {timestep}: "
             "training stops before it enters the replay buffer"
         )
+
+
+def check_arguments(model: Any) -> None:
+    """
+    Check all arguments of an agent, and convert numbers such as YAML's ``1e4``.
+
+    :param model: the ``TD3X``, with its arguments as attributes
+    :raises ValueError: an argument is not allowed
+    """
+    check_action_space(model.action_space)
+    if model.seed is not None:
+        model.seed = check_integer("seed", model.seed, low=0)
+    if not isinstance(model.policy_kwargs, dict):
+        raise ValueError(f"policy_kwargs={model.policy_kwargs!r} is not allowed, expected a dictionary or None")
+    check_net_arch("net_arch", model.policy_kwargs.get("net_arch"))
+    if not isinstance(model.tensorboard_log, str | os.PathLike | None):
+        raise ValueError(f"tensorboard_log={model.tensorboard_log!r} is not allowed, expected a path or None")
+    model.buffer_size = check_integer("buffer_size", model.buffer_size, low=1)
+    model.learning_starts = check_integer("learning_starts", model.learning_starts, low=0)
+    model.batch_size = check_integer("batch_size", model.batch_size, low=1)
+    model.tau = check_number("tau", model.tau, 0, 1)
+    model.gamma = check_number("gamma", model.gamma, 0, 1)
+    model.gradient_steps = check_integer("gradient_steps", model.gradient_steps, low=-1)
+    model.n_steps = check_integer("n_steps", model.n_steps, low=1)
+    model.policy_delay = check_integer("policy_delay", model.policy_delay, low=1)
+    model.target_policy_noise = check_number("target_policy_noise", model.target_policy_noise, 0)
+    model.target_noise_clip = check_number("target_noise_clip", model.target_noise_clip, 0)
+    model._stats_window_size = check_integer("stats_window_size", model._stats_window_size, low=1)
+    model.action_noise_decay = check_number("action_noise_decay", model.action_noise_decay, 0, 1, low_open=True)
+    model.action_noise_min_scale = check_number("action_noise_min_scale", model.action_noise_min_scale, 0, 1)
+    model.clipped_double_q = check_bool("clipped_double_q", model.clipped_double_q)
+    if model.precision not in PRECISIONS:
+        raise ValueError(f"precision={model.precision!r} is not allowed, expected one of {', '.join(PRECISIONS)}")
+    model.train_freq = check_train_freq("train_freq", model.train_freq, model.n_envs)
+    if model.action_noise is not None:
+        check_action_noise("action_noise", model.action_noise, model.action_space)

@@ -45,7 +45,7 @@ def noise(sigma: float = 0.1, size: int = 1) -> NormalActionNoise:
 BAD_RATES = [-1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "lin-1e-3", "lin_1.2.3", "lin_."]
 BAD_VALUES: dict[str, list[Any]] = {
     "policy_delay": [*NO_INTEGERS, 0, -1],
-    "tau": [*NO_NUMBERS, 0, 0.0, -0.1, 1.0001, 2],
+    "tau": [*NO_NUMBERS, -0.1, 1.0001, 2],
     "gamma": [*NO_NUMBERS, -0.01, 1.0001, 99],
     "target_policy_noise": [*NO_NUMBERS, -0.2],
     "target_noise_clip": [*NO_NUMBERS, -0.5],
@@ -731,7 +731,7 @@ def test_hook_that_gives_nan_stops_training_with_its_name() -> None:
 SIXTEEN_BAD_VALUES: list[tuple[str, Any]] = [
     ("policy_delay", 0),
     ("policy_delay", 1.5),
-    ("tau", 0.0),
+    ("tau", -0.005),
     ("tau", 1.5),
     ("gamma", -0.1),
     ("gamma", 1.1),

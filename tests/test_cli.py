@@ -1,17 +1,88 @@
 """The package's own command line, but for the commands with a test module of their own."""
 
+import importlib.util
 import io
+import os
+import sys
+import types
 from pathlib import Path
 
 import hostile
 import pytest
 import torch as th
 from envs import CountingEnv, tiny
+from processes import run_python
 from stable_baselines3 import TD3
 
-from sb3_td3x import TD3X
+from sb3_td3x import TD3X, cli
 from sb3_td3x.cli import main
 from sb3_td3x.files.inspect import describe_agent
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    output = capsys.readouterr().out
+    assert "registered with rl_zoo3: yes" in output
+    assert str(ROOT / "hyperparams/td3x.yml") in output
+
+
+def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    output = capsys.readouterr().out
+    assert "usage: python -m sb3_td3x" in output
+    for name in ("inspect", "play", "resume", "zoo", "study", "agents"):
+        assert f"\n    {name} " in output
+
+
+@pytest.mark.parametrize(("name", "module"), [("study", "studies"), ("agents", "agents")])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["compare", "--env", "x", "--", "y"]], ids=str)
+def test_commands_with_a_parser_of_their_own(
+    name: str, module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get all that stands behind their name."""
+    called: list[list[str]] = []
+    command = types.ModuleType(f"sb3_td3x.{module}.command")
+    command.main = lambda argv: called.append(list(argv)) or 3  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setitem(sys.modules, f"sb3_td3x.{module}", types.ModuleType(f"sb3_td3x.{module}"))
+    monkeypatch.setitem(sys.modules, command.__name__, command)
+    assert main([name, *arguments]) == 3
+    assert called == [arguments]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("trian", "did you mean train?"), ("all_plots", "did you mean plots.all_plots?")]
+)
+def test_unknown_zoo_command(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", name, "--algo", "td3x"]) == 2
+    assert capsys.readouterr().err == f"rl_zoo3 has no command {name!r}: {hint}\n"
+
+
+def test_zoo_commands() -> None:
+    names = cli.zoo_commands()
+    assert {"train", "enjoy", "record_video", "record_training", "push_to_hub", "cli"} <= set(names)
+    assert {"plots.plot_train", "plots.all_plots", "plots.plot_from_file"} <= set(names)
+    assert "utils" not in names
+
+
+@pytest.mark.slow
+def test_zoo_without_start_up_files(tmp_path: Path) -> None:
+    """`python -S` processes no start-up file; train, then watch."""
+    spec = importlib.util.find_spec("rl_zoo3")
+    assert spec is not None
+    assert spec.origin is not None
+    path = os.pathsep.join([str(ROOT), str(Path(spec.origin).parents[1])])
+    for command in (
+        ["train", "-n", "120", "--eval-freq", "-1", "-params", "learning_starts:100"],
+        ["enjoy", "-n", "200", "--no-render"],
+    ):
+        shared = ("--algo", "td3x", "--env", "Pendulum-v1", "-f", "logs")
+        process = run_python(tmp_path, "-S", "-m", "sb3_td3x", "zoo", *command, *shared, PYTHONPATH=path)
+        assert process.returncode == 0, process.stderr
+    assert "Mean reward" in process.stdout
+    assert (tmp_path / "logs/td3x/Pendulum-v1_1/Pendulum-v1.zip").is_file()
 
 
 def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

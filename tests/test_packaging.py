@@ -1,5 +1,6 @@
 """What `pip install` puts on a machine, and what `pip uninstall` leaves of it: a wheel and an editable install."""
 
+import configparser
 import os
 import shutil
 import subprocess
@@ -19,6 +20,16 @@ STARTUP_FILES = {"sb3_td3x.pth", "sb3_td3x.start"}
 
 # One worker builds and installs
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+
+
+def test_setup_cfg_lists_every_package() -> None:
+    """With a ``package_dir``, setuptools does not find them itself."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "sb3_td3x").rglob("__init__.py")}
+    found = {".".join(folder.parts) for folder in folders}
+    # Its YAML files are at the root of the repository
+    assert set(config["options"]["packages"].split()) == found | {"sb3_td3x.hyperparams"}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:

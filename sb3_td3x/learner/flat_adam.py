@@ -1,36 +1,24 @@
-"""Parameters of a network in one piece of memory, so that an update of all of them is one operation instead of many."""
+"""Parameters of a network in one piece of memory, so that one operation updates all of them."""
 
 from collections.abc import Iterable
 
 import torch as th
 from torch import nn
 from torch.optim.adam import adam
-from torch.utils.dlpack import from_dlpack
 
-# In numbers: each parameter begins on a cache line, as if it had memory of its own
+from sb3_td3x.policies import own_storage
+
+# In elements: each parameter begins on a cache line, as if it had memory of its own
 _ALIGNMENT = 16
-
-
-def own_storage(view: th.Tensor) -> th.Tensor:
-    """
-    Return the same tensor on a storage that holds nothing else: a pickle of a tensor contains its whole storage.
-
-    :param view: a contiguous part of a tensor, without gradient
-    :return: the same numbers at the same address; on devices other than CPUs and CUDA's, ``view`` itself
-    """
-    if view.device.type not in ("cpu", "cuda"):
-        return view
-    alone: th.Tensor = from_dlpack(view)
-    return alone
 
 
 class FlatParameters:
     """
-    Move parameters into one tensor. They stay what they were, ``nn.Parameter`` with their names and shapes,
-    but their numbers (and gradients) are views of it.
+    Move parameters into one tensor. They remain ``nn.Parameter`` with their names and shapes, but their numbers and
+    gradients are parts of that tensor.
 
     :param parameters: parameters of one dtype on one device
-    :param with_grad: whether gradients are wanted
+    :param with_grad: whether to do the same with their gradients
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], with_grad: bool):
@@ -46,8 +34,10 @@ class FlatParameters:
 
     def views(self, flat: th.Tensor) -> list[th.Tensor]:
         """
-        :param flat: a tensor like ``data``
-        :return: the part of each parameter in it, in the parameter's shape
+        Return the part of each parameter in a tensor laid out like ``data``.
+
+        :param flat: the tensor
+        :return: its parts, in the shapes of the parameters
         """
         views = []
         start = 0
@@ -59,11 +49,11 @@ class FlatParameters:
 
 class FlatAdam:
     """
-    Steps of an Adam or AdamW whose parameters are flat, in one operation. The optimizer stays whole: its state are
-    views of flat tensors, and its options are read at each step.
+    Do the steps of an Adam or AdamW optimizer on flat parameters in one operation. The optimizer itself stays valid:
+    its state is made of views of flat tensors, and its options are read at each step.
 
     :param optimizer: the optimizer
-    :param parameters: all of its parameters, with gradients; ``is_possible`` accepts both
+    :param parameters: all of its parameters, with gradients; ``is_possible`` must accept both
     """
 
     def __init__(self, optimizer: th.optim.Optimizer, parameters: FlatParameters):
@@ -72,9 +62,9 @@ class FlatAdam:
         self._exp_avg = th.zeros_like(parameters.data)
         self._exp_avg_sq = th.zeros_like(parameters.data)
         self._steps = th.zeros(len(parameters.parameters), device=parameters.data.device)
-        # Not so where a layer was frozen for a while
+        # False after a layer was frozen for a while
         self._has_equal_steps = True
-        # A number in memory, because a CUDA graph would keep the one that it was captured with
+        # A tensor, because a CUDA graph would keep the number that it was captured with
         self._lr = th.zeros((), device=parameters.data.device) if parameters.data.is_cuda else None
         self._views = [
             {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
@@ -89,9 +79,10 @@ class FlatAdam:
     @staticmethod
     def is_possible(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
         """
-        :param optimizer: an optimizer
+        Return whether the optimizer's step is Adam's or AdamW's fused kernel on exactly these parameters.
+
+        :param optimizer: the optimizer
         :param parameters: parameters of a network
-        :return: whether its step is Adam's or AdamW's fused kernel for just these, all alike, and nothing else
         """
         if type(optimizer) not in (th.optim.Adam, th.optim.AdamW) or len(optimizer.param_groups) != 1:
             return False
@@ -99,14 +90,12 @@ class FlatAdam:
         is_watched = (
             "step" in vars(optimizer) or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         )
-        # Not where a layer of the network was replaced
+        # False after a layer of the network was replaced
         has_all = [*map(id, group["params"])] == [*map(id, parameters.parameters)]
         return bool(group["fused"]) and has_all and not (group["amsgrad"] or group["capturable"] or is_watched)
 
     def has_equal_steps(self) -> bool:
-        """
-        :return: whether all parameters have had as many updates, so that one operation is enough
-        """
+        """Return whether all parameters have had the same number of updates, so that one operation is enough."""
         self._adopt_state()
         return self._has_equal_steps
 
@@ -116,7 +105,7 @@ class FlatAdam:
         return [self._exp_avg, self._exp_avg_sq, self._steps]
 
     def prepare(self) -> None:
-        """Take over the optimizer's state and learning rate. Not part of what a CUDA graph repeats."""
+        """Take over the optimizer's state and learning rate, which a CUDA graph does not do."""
         self._adopt_state()
         if self._lr is not None:
             self._lr.fill_(self.optimizer.param_groups[0]["lr"])
@@ -154,7 +143,7 @@ class FlatAdam:
             self._steps.fill_(self._views[0]["step"])
 
     def _adopt_state(self) -> None:
-        """Take over a state that is not here yet: one that was loaded, or another ``FlatAdam``'s."""
+        """Take over a state that was loaded into the optimizer, or that belongs to another ``FlatAdam``."""
         state = self.optimizer.state
         is_new = False
         for parameter, views in zip(self._parameters.parameters, self._views, strict=True):
@@ -172,9 +161,32 @@ class FlatAdam:
             self._has_equal_steps = len(set(self._steps.tolist())) == 1
 
 
+Optimizer = th.optim.Optimizer | FlatAdam
+
+
+def make_flat(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
+    """
+    Return a ``FlatAdam`` for the optimizer where that is possible, else the optimizer itself.
+
+    :param optimizer: the optimizer of a network
+    :param parameters: the network's parameters
+    """
+    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer, parameters) else optimizer
+
+
+def is_made_of(made: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
+    """
+    Return whether ``make_flat`` would still return ``made``.
+
+    :param made: a result of ``make_flat``
+    :param optimizer: the present optimizer of the network
+    :param parameters: the network's parameters
+    """
+    if FlatAdam.is_possible(optimizer, parameters):
+        return isinstance(made, FlatAdam) and made.optimizer is optimizer
+    return made is optimizer
+
+
 def _padded(size: int) -> int:
-    """
-    :param size: number of elements
-    :return: the next multiple of the alignment
-    """
+    """Return the next multiple of the alignment."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,47 +1,37 @@
 """
-Values and gradients of TD3's networks.
+Values and gradients of plain multi-layer perceptrons, with the chain rule written out.
 
-``AutogradNetworks`` is for any networks. ``MlpNetworks`` is the chain rule written out for plain multi-layer
-perceptrons: the same numbers up to rounding, without autograd's overhead for each operation.
+The numbers are autograd's up to rounding. What is saved is autograd's overhead for each operation.
 """
 
-import operator
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x.learner.flat_adam import FlatAdam, FlatParameters
-from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, SeparateCritics, StackedLinear, TD3XPolicy
+from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts
+from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_flat
+from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, StackedLinear, TD3XPolicy
 
 aten = th.ops.aten
-
-Optimizer = th.optim.Optimizer | FlatAdam
-
-# Of the matrix products in the updates; parameters, their optimizers and all the rest are float32
-PRECISIONS = ("float32", "bfloat16")
-
-# SB3's features extractors for images
-_CONVOLUTIONS = (NatureCNN, CombinedExtractor)
-_NETWORK_NAMES = ("actor", "actor_target", "critic", "critic_target")
 
 
 class Activation(NamedTuple):
     """
-    An activation φ whose derivative follows from its value.
+    An activation φ whose derivative can be computed from its value.
 
-    :param forward: φ, in place
-    :param backward: from the gradient of the value and the value itself, the gradient of the argument
+    :param forward: computes φ in place
+    :param backward: computes the gradient of the argument from the gradient of the value and the value
     """
 
     forward: Callable[[th.Tensor], th.Tensor]
@@ -59,13 +49,13 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 
 class Layer(NamedTuple):
     """
-    h' = φ(h Wᵀ + b), of one network, or of n at once.
+    A layer h' = φ(h Wᵀ + b) of one network, or of n networks at once.
 
     :param weight: W, (out, in) or (n, out, in)
     :param bias: b, (out,) or (n, 1, out)
     :param activation: φ
-    :param weight_grad: where the gradient of W goes, of the same shape; None: no gradient is wanted
-    :param bias_grad: where the gradient of b goes, (out,) or (n, out)
+    :param weight_grad: memory for the gradient of W, of the same shape; None if it is not learned
+    :param bias_grad: memory for the gradient of b, (out,) or (n, out); None if it is not learned
     """
 
     weight: th.Tensor
@@ -77,9 +67,9 @@ class Layer(NamedTuple):
 
 class Mlp:
     """
-    A multi-layer perceptron, or n of them side by side, on tensors that it shares with modules.
+    A multi-layer perceptron, or n of them at once, on tensors that it shares with modules.
 
-    :param layers: its layers
+    :param layers: the layers, first to last
     """
 
     def __init__(self, layers: list[Layer]):
@@ -91,8 +81,10 @@ class Mlp:
 
     def forward(self, x: th.Tensor) -> list[th.Tensor]:
         """
-        :param x: inputs, (b, in), or (n, b, in)
-        :return: h_0 = x, h_1, ... and the output, each (b, features), or (n, b, features)
+        Compute the values of all layers.
+
+        :param x: inputs, (b, in) or (n, b, in)
+        :return: h_0 = x, h_1, ..., and the output, each (b, features) or (n, b, features)
         """
         values = [x]
         for layer, weight in zip(self.layers, self._transposed_weights, strict=True):
@@ -101,9 +93,9 @@ class Mlp:
 
     def backward(self, values: list[th.Tensor], grad: th.Tensor) -> None:
         """
-        Write the gradients of all weights and biases.
+        Write the gradients of all weights and biases to their memory.
 
-        :param values: what ``forward`` returned
+        :param values: the result of ``forward``
         :param grad: gradient of the output
         """
         for idx in range(len(self.layers) - 1, -1, -1):
@@ -116,9 +108,11 @@ class Mlp:
 
     def backward_to_input(self, values: list[th.Tensor], grad: th.Tensor) -> th.Tensor:
         """
-        :param values: what ``forward`` returned
+        Compute the gradient of the input.
+
+        :param values: the result of ``forward``
         :param grad: gradient of the output
-        :return: gradient of the input
+        :return: gradient of the input, (b, in) or (n, b, in)
         """
         for idx in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[idx]
@@ -128,12 +122,12 @@ class Mlp:
 
 class MixedPrecisionMlp(Mlp):
     """
-    The same with products in bfloat16, accumulated in float32, and everything else in float32. The first and the last
-    layer stay in float32: they are small, and eight bits are too few for observations and values.
+    The same with matrix products in bfloat16, accumulated in float32. The first and the last layer stay in float32:
+    they are small, and eight bits are too few for observations and values.
 
-    :param layers: its layers
-    :param emulated: whether numbers are rounded to bfloat16 and multiplied in float32, which gives the same products:
-        the way of processors without instructions for bfloat16, where PyTorch's own products are far slower
+    :param layers: the layers, first to last
+    :param emulated: whether to round to bfloat16 and multiply in float32. The products are the same, and on processors
+        without bfloat16 instructions this is much faster
     """
 
     def __init__(self, layers: list[Layer], emulated: bool):
@@ -144,10 +138,12 @@ class MixedPrecisionMlp(Mlp):
 
     def forward(self, x: th.Tensor) -> list[th.Tensor]:
         """
-        :param x: inputs, (b, in), or (n, b, in)
-        :return: what each layer was given, in the precision of its product, and the output
+        Compute the values of all layers.
+
+        :param x: inputs, (b, in) or (n, b, in)
+        :return: the input of each layer in the precision of its product, and the output
         """
-        # Anew each time, since every update changes them
+        # Every update changes the weights
         self._weights = [self._rounded(layer.weight, idx) for idx, layer in enumerate(self.layers)]
         values = [x]
         for idx, layer in enumerate(self.layers):
@@ -174,205 +170,26 @@ class MixedPrecisionMlp(Mlp):
         return grad
 
     def _backward_through_activation(self, values: list[th.Tensor], grad: th.Tensor, idx: int) -> th.Tensor:
-        """
-        :param values: what ``forward`` returned
-        :param grad: gradient of the value of a layer
-        :param idx: number of the layer
-        :return: gradient of the argument of its activation, in the precision of the layer's product
-        """
+        """Return the gradient of the argument of a layer's activation, in the precision of the layer's product."""
         grad = self.layers[idx].activation.backward(grad, values[idx + 1])
-        # First in the precision of what came in, the next layer's, as in ``forward``
+        # As in ``forward``, round to the precision of the next layer first
         return self._rounded(self._rounded(grad, min(idx + 1, len(self.layers) - 1)), idx)
 
     def _rounded(self, tensor: th.Tensor, idx: int) -> th.Tensor:
-        """
-        :param tensor: an operand or a result of the product of a layer
-        :param idx: number of the layer
-        :return: the same in the precision of that product
-        """
+        """Return an operand or a result of a layer's product in the precision of that product."""
         if not self._reduced[idx]:
             return tensor.to(self.layers[idx].weight.dtype)
         rounded = tensor.bfloat16()
         return rounded.to(self.layers[idx].weight.dtype) if self._emulated else rounded
 
 
-class AutogradNetworks:
-    """
-    The networks of any policy, with autograd's gradients.
-
-    :param policy: the policy
-    :param bfloat16: whether products are in bfloat16 where PyTorch's automatic mixed precision thinks it is safe
-    """
-
-    def __init__(self, policy: TD3Policy, bfloat16: bool = False):
-        self.policy = policy
-        self._autocast = th.autocast(policy.device.type, th.bfloat16, enabled=bfloat16)
-        self._parts = _Parts(policy)
-        # A user's own extractor may rely on the order of numbers in memory
-        self._converts_images = policy.device.type == "cpu" and policy.features_extractor_class in _CONVOLUTIONS
-        self.parameters: dict[str, list[th.Tensor]] = {
-            name: list(getattr(policy, name).parameters()) for name in _NETWORK_NAMES
-        }
-        self.critic_optimizer: Optimizer = policy.critic.optimizer
-        self.actor_optimizer: Optimizer = policy.actor.optimizer
-
-    def is_current(self) -> bool:
-        """
-        :return: whether the networks' parts and their optimizers still are what this was made from
-        """
-        return (
-            self._parts.are_current()
-            and self.critic_optimizer is self.policy.critic.optimizer
-            and self.actor_optimizer is self.policy.actor.optimizer
-        )
-
-    def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
-        """
-        :param obs: observations of vectorised envs
-        :return: the policy's actions, not deterministic if it is stochastic, scaled to [-1, 1], (n_envs, *action_shape)
-        """
-        actions, _ = self.policy.predict(obs, deterministic=False)
-        return self.policy.scale_action(actions)
-
-    @contextmanager
-    def converted(self, batch: ReplayBufferSamples) -> Iterator[ReplayBufferSamples]:
-        """
-        For the duration of an update the networks take images as SB3's preprocessing makes them, floats in [0, 1], with
-        the channels last in memory, which convolutions on a CPU are faster with: converted once, not by each network.
-
-        :param batch: transitions
-        :return: the same with such images
-        """
-        if not self._converts_images:
-            yield batch
-            return
-        networks = [getattr(self.policy, name) for name in _NETWORK_NAMES]
-        normalize = self.policy.normalize_images
-        space = self.policy.observation_space
-        batch = batch._replace(
-            observations=_convert_images(batch.observations, space, normalize),
-            next_observations=_convert_images(batch.next_observations, space, normalize),
-        )
-        try:
-            for network in networks:
-                network.normalize_images = False
-            yield batch
-        finally:
-            for network in networks:
-                network.normalize_images = normalize
-
-    def target_actions(self, obs: th.Tensor) -> th.Tensor:
-        """
-        :param obs: observations
-        :return: π'(s), (b, d)
-        """
-        with th.no_grad(), self._autocast:
-            actions: th.Tensor = self.policy.actor_target(obs)
-        return actions.float()
-
-    def target_q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        :param obs: observations
-        :param actions: scaled actions, (b, d)
-        :return: Q'_i(s, a), (n, b, 1)
-        """
-        with th.no_grad():
-            return self._q_values(self.policy.critic_target, obs, actions)
-
-    def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        :param obs: observations
-        :param actions: scaled actions, (b, d)
-        :return: Q_i(s, a), (n, b, 1), for ``backward_critics``
-        """
-        return self._q_values(self.policy.critic, obs, actions)
-
-    def backward_critics(self, q: th.Tensor, grad: th.Tensor) -> None:
-        """
-        Set the gradients of the critics' parameters.
-
-        :param q: what ``q_values`` returned
-        :param grad: gradient of the loss with respect to it
-        """
-        self.policy.critic.optimizer.zero_grad()
-        q.backward(grad)
-
-    def q1_of_policy(self, obs: th.Tensor) -> th.Tensor:
-        """
-        :param obs: observations
-        :return: Q_1(s, π(s)), (b, 1), for ``backward_actor``
-        """
-        with self._autocast:
-            return self.policy.critic.q1_forward(obs, self.policy.actor(obs)).float()
-
-    def backward_actor(self, q1: th.Tensor, grad: th.Tensor) -> None:
-        """
-        Set the gradients of the actor's parameters.
-
-        :param q1: what ``q1_of_policy`` returned
-        :param grad: gradient of the loss with respect to it
-        """
-        self.policy.actor.optimizer.zero_grad()
-        # The critics' own gradients are not needed
-        inputs = [parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad]
-        if inputs:
-            q1.backward(grad, inputs=inputs)
-
-    def _q_values(self, critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        :param critic: the critics; a user's own policy class may have SB3's
-        :param obs: observations
-        :param actions: scaled actions, (b, d)
-        :return: the values of all critics, (n, b, 1)
-        """
-        with self._autocast:
-            if isinstance(critic, (CriticEnsemble, SeparateCritics)):
-                return critic.q_values(obs, actions).float()
-            separate: tuple[th.Tensor, ...] = critic(obs, actions)
-            return th.stack(separate).float()
-
-
-_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PARAMETER_HOOKS = (operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks"))
-
-
-class _Parts:
-    """
-    The modules and parameters that a policy consists of, to notice when one of them is replaced.
-
-    :param policy: the policy
-    """
-
-    def __init__(self, policy: TD3Policy):
-        self._tables: list[dict[str, Any]] = [
-            table for module in policy.modules() for table in (module._modules, module._parameters) if table
-        ]
-        self._entries = [(table, name, part) for table in self._tables for name, part in table.items()]
-        self._module_hooks = [getattr(module, hooks) for module in policy.modules() for hooks in _MODULE_HOOKS]
-        self._learned = [*policy.actor.parameters(), *policy.critic.parameters()]
-
-    def have_hooks(self) -> bool:
-        """
-        :return: whether a user's functions are to be called when they compute values or gradients
-        """
-        return any(self._module_hooks) or any(any(map(hooks, self._learned)) for hooks in _PARAMETER_HOOKS)
-
-    def are_current(self) -> bool:
-        """
-        :return: whether it still consists of these
-        """
-        return sum(map(len, self._tables)) == len(self._entries) and all(
-            table.get(name) is part for table, name, part in self._entries
-        )
-
-
 class MlpNetworks:
     """
-    The networks of a policy of plain multi-layer perceptrons, with the gradients written out. Same interface as
-    ``AutogradNetworks``; only for what ``is_possible`` accepts.
+    The networks of a policy of plain multi-layer perceptrons, with the gradients written out. The interface is that of
+    ``AutogradNetworks``.
 
-    :param policy: the policy
-    :param bfloat16: whether the products of the updates are in bfloat16
+    :param policy: a policy that ``is_possible`` accepts
+    :param bfloat16: whether the matrix products of the updates are in bfloat16
     """
 
     def __init__(self, policy: TD3Policy, bfloat16: bool = False):
@@ -383,40 +200,40 @@ class MlpNetworks:
         self._action_shape = policy.action_space.shape or ()
         flat = {
             name: FlatParameters(getattr(policy, name).parameters(), with_grad=name in ("actor", "critic"))
-            for name in _NETWORK_NAMES
+            for name in NETWORK_NAMES
         }
         self._flat = flat
         self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
-        self.critic_optimizer = _make_optimizer(policy.critic.optimizer, flat["critic"])
-        self.actor_optimizer = _make_optimizer(policy.actor.optimizer, flat["actor"])
+        self.critic_optimizer = make_flat(policy.critic.optimizer, flat["critic"])
+        self.actor_optimizer = make_flat(policy.actor.optimizer, flat["actor"])
         emulated = not has_bfloat16_instructions(policy.device)
 
         def make_mlp(layers: list[Layer]) -> Mlp:
             return MixedPrecisionMlp(layers, emulated) if bfloat16 else Mlp(layers)
 
-        self._actor = make_mlp(_actor_layers(policy.actor, with_grad=True))
-        self._actor_target = make_mlp(_actor_layers(policy.actor_target, with_grad=False))
-        self._critics = make_mlp(_critic_layers(policy.critic, with_grad=True))
-        self._critics_target = make_mlp(_critic_layers(policy.critic_target, with_grad=False))
+        self._actor = make_mlp(_actor_layers(policy.actor, is_learned=True))
+        self._actor_target = make_mlp(_actor_layers(policy.actor_target, is_learned=False))
+        self._critics = make_mlp(_critic_layers(policy.critic, is_learned=True))
+        self._critics_target = make_mlp(_critic_layers(policy.critic_target, is_learned=False))
         self._critic_1 = make_mlp(
             [layer._replace(weight=layer.weight[0], bias=layer.bias[0, 0]) for layer in self._critics.layers]
         )
-        # Acts as `predict` does
+        # In float32, as `predict`
         self._acting = Mlp(self._actor.layers)
-        self._parts = _Parts(policy)
+        self._parts = PolicyParts(policy)
         self._policy_parameters = [*policy.parameters()]
         self._addresses = self._current_addresses()
 
     @staticmethod
     def is_possible(policy: TD3Policy) -> bool:
         """
-        :param policy: a policy
-        :return: whether all its networks are such perceptrons, on plain observations, with no parameter frozen, and
-            without hooks, which only autograd calls
+        Return whether all networks are such perceptrons on vectors, without frozen parameters and PyTorch hooks.
+
+        :param policy: the policy
         """
         space = policy.observation_space
         return (
-            # A subclass may act in another way
+            # A subclass may act differently
             type(policy) is TD3XPolicy
             and type(policy.actor) is Actor
             and type(policy.critic) is CriticEnsemble
@@ -426,26 +243,22 @@ class MlpNetworks:
             and _is_perceptron(policy.actor.mu)
             and _is_perceptron(_without_wrappers(policy.critic.layers))
             and all(parameter.requires_grad for parameter in policy.parameters())
-            and not _Parts(policy).have_hooks()
+            and not PolicyParts(policy).have_hooks()
             and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1
         )
 
     def is_current(self) -> bool:
-        """
-        :return: whether the networks, where their gradients go and their optimizers still are what this was made from
-        """
+        """Return whether the policy still has the parts, memory and optimizers that this object was made from."""
         return (
             self._parts.are_current()
             and not self._parts.have_hooks()
             and self._addresses == self._current_addresses()
-            and _is_made_from(self.actor_optimizer, self.policy.actor.optimizer, self._flat["actor"])
-            and _is_made_from(self.critic_optimizer, self.policy.critic.optimizer, self._flat["critic"])
+            and is_made_of(self.actor_optimizer, self.policy.actor.optimizer, self._flat["actor"])
+            and is_made_of(self.critic_optimizer, self.policy.critic.optimizer, self._flat["critic"])
         )
 
     def _current_addresses(self) -> list[tuple[int, int, bool]]:
-        """
-        :return: for each parameter where its numbers and its gradient are, and whether it is learned
-        """
+        """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
         return [(p.data_ptr(), id(p.grad), p.requires_grad) for p in self._policy_parameters]
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
@@ -481,28 +294,15 @@ class MlpNetworks:
         self._actor.backward(self._actor_values, input_grad[:, -action_dim:])
 
     def _critic_input(self, features: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        :param features: flat observations, (b, f)
-        :param actions: scaled actions, (b, d)
-        :return: the same input for each critic, (n, b, f + d)
-        """
+        """Return the input of all critics, (n, b, f + d)."""
         return th.cat([features, actions], dim=1).expand(self.n_critics, -1, -1)
-
-
-def make_networks(policy: TD3Policy, precision: str = "float32") -> AutogradNetworks | MlpNetworks:
-    """
-    :param policy: the policy
-    :param precision: of the matrix products in the updates, one of ``PRECISIONS``
-    :return: its networks, with the fastest gradients that are possible
-    """
-    make = MlpNetworks if MlpNetworks.is_possible(policy) else AutogradNetworks
-    return make(policy, bfloat16=precision == "bfloat16")
 
 
 def has_bfloat16_instructions(device: th.device) -> bool:
     """
-    :param device: where the networks are
-    :return: whether products in bfloat16 are faster there than in float32; True where it is not known
+    Return whether the device multiplies bfloat16 faster than float32; True if unknown.
+
+    :param device: device of the networks
     """
     if device.type == "cuda":
         return bool(th.cuda.is_bf16_supported(including_emulation=False))
@@ -517,14 +317,11 @@ def has_bfloat16_instructions(device: th.device) -> bool:
 
 
 def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
-    """
-    :param modules: parts of a network
-    :return: whether they are linear layers with a bias, each with one of ``ACTIVATIONS`` behind it at most
-    """
+    """Return whether the modules are linear layers with a bias, each followed by at most one of ``ACTIVATIONS``."""
     after_linear = False
     for module in modules:
         is_linear = type(module) in (nn.Linear, StackedLinear) and module.bias is not None
-        # That of ELU is built into its derivative
+        # The derivative of ELU above assumes alpha = 1
         is_known = type(module) in ACTIVATIONS and getattr(module, "alpha", 1.0) == 1.0
         if not (is_linear or (is_known and after_linear)):
             return False
@@ -533,80 +330,32 @@ def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
 
 
 def _without_wrappers(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """
-    :param modules: parts of critics
-    :return: the same, activations as themselves
-    """
+    """Return the modules of critics with plain activations instead of ``Elementwise``."""
     return [module.activation if isinstance(module, Elementwise) else module for module in modules]
 
 
-def _make_optimizer(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
-    """
-    :param optimizer: the optimizer of a network
-    :param parameters: its parameters
-    :return: what does its steps
-    """
-    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer, parameters) else optimizer
-
-
-def _is_made_from(own: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
-    """
-    :param own: what ``_make_optimizer`` returned
-    :param optimizer: the optimizer of the network now
-    :param parameters: the network's parameters
-    :return: whether it would return the same
-    """
-    if FlatAdam.is_possible(optimizer, parameters):
-        return isinstance(own, FlatAdam) and own.optimizer is optimizer
-    return own is optimizer
-
-
-def _convert_images(obs: Any, space: spaces.Space, normalize: bool) -> Any:
-    """
-    :param obs: observations, (b, ...), or a dictionary of them
-    :param space: their space
-    :param normalize: whether images are divided by 255
-    :return: the same, images (b, channels, height, width) as floats with the channels last in memory
-    """
-    if isinstance(space, spaces.Dict):
-        return {key: _convert_images(value, space[key], normalize) for key, value in obs.items()}
-    if obs.dim() != 4 or not isinstance(space, spaces.Box):
-        return obs
-    return preprocess_obs(obs.contiguous(memory_format=th.channels_last), space, normalize)
-
-
 def _features(obs: th.Tensor) -> th.Tensor:
-    """
-    :param obs: observations, (b, ...)
-    :return: what SB3's preprocessing and ``FlattenExtractor`` make of them, (b, f)
-    """
+    """Return observations as SB3's preprocessing and ``FlattenExtractor`` would, (b, f)."""
     return obs.float().flatten(start_dim=1)
 
 
-def _actor_layers(actor: TD3Actor, with_grad: bool) -> list[Layer]:
-    """
-    :param actor: an actor
-    :param with_grad: whether gradients are wanted
-    :return: its layers
-    """
-    return _layers(list(actor.mu), with_grad, lambda bias: bias)
+def _actor_layers(actor: TD3Actor, is_learned: bool) -> list[Layer]:
+    """Return the layers of an actor, with memory for gradients if they are learned."""
+    return _layers(list(actor.mu), is_learned, lambda bias: bias)
 
 
-def _critic_layers(critic: CriticEnsemble, with_grad: bool) -> list[Layer]:
-    """
-    :param critic: critics
-    :param with_grad: whether gradients are wanted
-    :return: their layers
-    """
-    return _layers(_without_wrappers(critic.layers), with_grad, lambda bias: bias.unsqueeze(1))
+def _critic_layers(critic: CriticEnsemble, is_learned: bool) -> list[Layer]:
+    """Return the layers of the critics, with memory for gradients if they are learned."""
+    return _layers(_without_wrappers(critic.layers), is_learned, lambda bias: bias.unsqueeze(1))
 
 
-def _layers(modules: list[nn.Module], with_grad: bool, broadcast: Callable[[th.Tensor], th.Tensor]) -> list[Layer]:
+def _layers(modules: list[nn.Module], is_learned: bool, broadcast: Callable[[th.Tensor], th.Tensor]) -> list[Layer]:
     """
-    :param modules: linear layers and activations in turn, the last activation may be missing
-    :param with_grad: whether gradients are wanted
-    :param broadcast: from a bias to what is added to (n, b, out)
-    :return: the same as layers
+    Return modules as layers.
+
+    :param modules: alternating linear layers and activations; the last activation may be missing
+    :param is_learned: whether the parameters have memory for gradients
+    :param broadcast: reshapes a bias for adding it to (b, out) or (n, b, out)
     """
     layers: list[Layer] = []
     for module in modules:
@@ -621,8 +370,8 @@ def _layers(modules: list[nn.Module], with_grad: bool, broadcast: Callable[[th.T
                 weight.detach(),
                 broadcast(bias.detach()),
                 ACTIVATIONS[nn.Identity],
-                weight.grad if with_grad else None,
-                bias.grad if with_grad else None,
+                weight.grad if is_learned else None,
+                bias.grad if is_learned else None,
             )
         )
     return layers

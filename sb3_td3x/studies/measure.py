@@ -94,7 +94,8 @@ def estimate_value(run: ZooRun, agent: Path, timesteps: int, n_states: int, seed
             after = with_last_observations(after, dones, step.infos, vec_normalize)
             env_step = EnvStep(before, step.actions, rewards, after, dones, step.infos)
             # A termination that only the hook declares ends the sum too: the critic learned nothing from beyond it
-            rewards, dones, _ = shape_step(hook, env_step, model.gamma, model.num_timesteps)
+            shaped = shape_step(hook, env_step, model.gamma, model.num_timesteps)
+            rewards, dones = shaped.rewards, shaped.dones
         if vec_normalize is not None and (run.normalize_kwargs or {}).get("norm_reward", True):
             rewards = _normalized(rewards, vec_normalize)
         returns += np.where(running, discounts * rewards, 0.0)

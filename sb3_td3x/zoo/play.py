@@ -35,6 +35,7 @@ def play(
     seed: int = 0,
     deterministic: bool = True,
     best: bool = False,
+    trusted: bool = False,
 ) -> list[float]:
     """
     Play the agent of a run of RL Zoo, and print the returns of its episodes.
@@ -45,10 +46,11 @@ def play(
     :param seed: seed of the env
     :param deterministic: whether a stochastic policy takes its mean
     :param best: whether to play the best agent of the evaluations instead of the last one
+    :param trusted: whether the run may execute code, see ``ZooRun``
     :return: the returns of the finished episodes, raw as the env gives them
     :raises ValueError: this is not a run's folder, or a file in it is damaged or not safe to read
     """
-    run = ZooRun(folder)
+    run = ZooRun(folder, trusted)
     env = run.make_env(seed=seed, render=render)
     model = run.load_agent(run.best_agent if best else run.last_agent)
     returns: list[float] = []

@@ -1,154 +1,217 @@
-"""Going on with an interrupted run of RL Zoo, by the zoo's own training command."""
+"""Resuming an interrupted run of RL Zoo with the zoo's own training command."""
 
 import argparse
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import gymnasium as gym
+import rl_zoo3.exp_manager
 import rl_zoo3.train
-import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_callback_list
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
-from sb3_td3x.checkpoint.folder import Checkpoint, newest_whole_checkpoint
+from sb3_td3x.checkpoint.folder import Checkpoint, list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.checkpoint.logs import cut_monitor_files, go_on_monitoring, monitor_start
 from sb3_td3x.files.atomic import lock_folder
 from sb3_td3x.td3x import TD3X
-from sb3_td3x.zoo.register import ALGO, Hyperparams, checkpoint_folder
+from sb3_td3x.zoo.manager import Hyperparams
+from sb3_td3x.zoo.register import ALGO
+from sb3_td3x.zoo.runs import WRAPPER_MODULES, ZooRun, checkpoint_folder, make_wrapper, named_in, parse_dict
+
+# Modules whose callbacks a run that is not trusted may name
+CALLBACK_MODULES = (
+    *("sb3_td3x.callbacks", "sb3_td3x.checkpoint", "sb3_td3x.checkpoint.callback"),
+    *("stable_baselines3.common.callbacks", "rl_zoo3.callbacks"),
+)
+# Hyperparameters that the zoo takes for itself, or for `VecNormalize`; the checkpoint has the others
+_ZOO_HYPERPARAMS = (
+    *("n_timesteps", "n_envs", "env_wrapper", "vec_env_wrapper", "frame_stack", "env_kwargs", "monitor_kwargs"),
+    *("normalize", "gamma", "callback"),
+)
 
 
 class UnusableRunError(ValueError):
-    """A folder without a run that could go on."""
+    """A folder whose run cannot be resumed."""
 
 
-def resume_run(folder: Path) -> None:
+def resume_run(folder: Path, trusted: bool = False) -> None:
     """
-    Go on with a run from its newest whole checkpoint, in its own folder, until its number of timesteps.
+    Resume a run from its newest whole checkpoint, in its own folder, until its number of timesteps.
 
     :param folder: the folder of the run
-    :raises UnusableRunError: it holds no run of td3x, or no checkpoint that is whole, or another process trains it
+    :param trusted: whether the run may execute code, see ``ZooRun``
+    :raises UnusableRunError: the folder holds no run of td3x, no whole checkpoint, or something that needs to be
+        trusted; or another process trains the run
     """
-    config_folder = _config_folder(folder)
-    # The zoo's own way to read what it wrote
-    args = argparse.Namespace(**yaml.load((config_folder / "args.yml").read_text(), Loader=yaml.UnsafeLoader))
-    if args.algo != ALGO or args.optimize_hyperparameters:
-        raise UnusableRunError(f"{folder} is no training of {ALGO}")
-    with _locked(_checkpoints_of(folder)) as checkpoint:
+    with _unusable():
+        run = ZooRun(folder, trusted)
+        if run.algo != ALGO or run.args["optimize_hyperparameters"]:
+            raise UnusableRunError(f"{folder} is not a training of {ALGO}")
+        hyperparams = _zoo_hyperparams(run)
+        # Its module may be missing here
+        run.make_shaping()
+        checkpoints = _checkpoints_of(hyperparams, folder)
+    with _locked(checkpoints) as checkpoint:
+        print(f"Resuming from {checkpoint.path}")
+        state = read_state(checkpoint)
+        cut_monitor_files(folder, state["monitor_sizes"])
         # The checkpoint has what the run took from another agent
-        args.trained_agent = ""
-        print(f"Going on from {checkpoint.path}")
-        cut_monitor_files(folder, read_state(checkpoint)["monitor_sizes"])
+        args = argparse.Namespace(**{**run.args, "trained_agent": ""})
+        total = args.n_timesteps if args.n_timesteps > 0 else int(hyperparams["n_timesteps"])
+        args.track = args.track and state["num_timesteps"] < total
+        manager_class = functools.partial(ResumedExperiment, run, hyperparams, checkpoints)
         with (
             mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),
-            mock.patch.object(rl_zoo3.train, "ExperimentManager", functools.partial(ResumedExperiment, folder)),
+            mock.patch.object(rl_zoo3.train, "ExperimentManager", manager_class),
+            _resumed_tracking(args.wandb_run_id) if args.track else contextlib.nullcontext(),
         ):
             rl_zoo3.train.train()
 
 
 @contextlib.contextmanager
+def _unusable() -> Iterator[None]:
+    """Turn a ``ValueError`` into an ``UnusableRunError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise UnusableRunError(str(error)) from None
+
+
+@contextlib.contextmanager
 def _locked(checkpoints: Path) -> Iterator[Checkpoint]:
-    """
-    :param checkpoints: where a run's checkpoints are; other processes are kept from it
-    :return: the newest one that is whole
-    :raises UnusableRunError: there is none, or another process trains the run
-    """
+    """Keep other processes from the folder of the checkpoints, and find the newest whole one."""
     with contextlib.ExitStack() as stack:
-        try:
+        with _unusable():
             stack.callback(lock_folder(checkpoints).release)
+            if not list_checkpoints(checkpoints):
+                raise UnusableRunError(
+                    f"There is no checkpoint in {checkpoints}: a run has some if it is trained with --save-freq, or "
+                    "with sb3_td3x.checkpoint.ResumableCheckpoint among the callbacks of its YAML file"
+                )
             checkpoint = newest_whole_checkpoint(checkpoints)
-        except ValueError as error:
-            raise UnusableRunError(str(error)) from None
         yield checkpoint
+
+
+def _zoo_hyperparams(run: ZooRun) -> dict[str, Any]:
+    """
+    Return the hyperparameters that the zoo needs; of a run that is not trusted without what it would evaluate.
+
+    :raises ValueError: the run names a module that needs to be trusted
+    """
+    hyperparams = {name: run.hyperparams[name] for name in _ZOO_HYPERPARAMS if name in run.hyperparams}
+    if run.trusted:
+        return hyperparams
+    where = str(run.config_folder / "config.yml")
+    modules = list(run.args.get("gym_packages") or [])
+    for path, _ in named_in(hyperparams.get("callback")):
+        if not isinstance(path, str) or path.rpartition(".")[0] not in CALLBACK_MODULES:
+            modules.append(path)
+    if modules:
+        raise UnusableRunError(f"{run.folder} imports {', '.join(map(str, modules))}: add --trusted if it is your own")
+    make_wrapper(hyperparams.get("env_wrapper"), gym.Wrapper, where, WRAPPER_MODULES)
+    make_wrapper(hyperparams.get("vec_env_wrapper"), VecEnvWrapper, where, WRAPPER_MODULES)
+    for name in ("normalize", "monitor_kwargs"):
+        if isinstance(hyperparams.get(name), str):
+            hyperparams[name] = parse_dict(hyperparams[name], f"{name} in {where}")
+    return hyperparams
+
+
+def _checkpoints_of(hyperparams: dict[str, Any], folder: Path) -> Path:
+    """Return the folder of a run's checkpoints: in that of the run, unless its YAML file named another place."""
+    callbacks = [it for it in get_callback_list(hyperparams) if isinstance(it, ResumableCheckpoint)]
+    return next((it.save_path for it in callbacks if it.save_path is not None), checkpoint_folder(folder))
+
+
+@contextlib.contextmanager
+def _resumed_tracking(run_id: str) -> Iterator[None]:
+    """Let the zoo's ``wandb.init`` resume a W&B run under its own name."""
+    wandb: Any = importlib.import_module("wandb")
+    init = wandb.init
+
+    def resumed_init(**kwargs: Any) -> Any:
+        return init(**{**kwargs, "name": None, "id": run_id, "resume": "allow"})
+
+    with mock.patch.object(wandb, "init", resumed_init):
+        yield
+
+
+def _saved_arguments(args: argparse.Namespace) -> type[argparse.ArgumentParser]:
+    """Return a parser class whose arguments are those of the run, with defaults for options newer than the run."""
+
+    class SavedArguments(argparse.ArgumentParser):
+        def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:  # type: ignore[override]
+            return super().parse_args([], args)
+
+    return SavedArguments
 
 
 class ResumedExperiment(ExperimentManager):
     """
-    The zoo's manager of a run that goes on.
+    The zoo's manager, for a run that is resumed.
 
-    :param folder: the folder of the run
-    :param args: as of the zoo's manager
-    :param kwargs: as of the zoo's manager
+    :param run: the run
+    :param hyperparams: its hyperparameters for the zoo
+    :param checkpoints: the folder of its checkpoints
+    :param args: arguments of the zoo's manager
+    :param kwargs: arguments of the zoo's manager
     """
 
-    def __init__(self, folder: Path, *args: Any, **kwargs: Any):
+    def __init__(self, run: ZooRun, hyperparams: dict[str, Any], checkpoints: Path, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.save_path = str(folder)
-        self.params_path = str(_config_folder(folder))
-        # Lets the zoo ask for an agent instead of making one
+        self.run = run
+        self.run_hyperparams = hyperparams
+        self.checkpoints = checkpoints
+        self.save_path = str(run.folder)
+        self.params_path = str(run.config_folder)
+        # The zoo then asks for an agent instead of making one
         self.continue_training = True
 
     def read_hyperparameters(self) -> Hyperparams:
-        """
-        :return: those that the run was started with, twice
-        """
+        """Return the hyperparameters that the run was started with."""
         print(f"Loading hyperparameters from: {self.params_path}")
-        hyperparams = _saved_hyperparams(Path(self.params_path))
-        return dict(hyperparams), dict(hyperparams)
+        return dict(self.run_hyperparams), self.run.hyperparams
 
-    def _preprocess_hyperparams(
-        self, hyperparams: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable[[gym.Env], gym.Env], list[BaseCallback], Callable[[VecEnv], VecEnv] | None]:
-        """
-        As in the zoo; the Monitors of the envs go on writing their files.
-
-        :param hyperparams: as read
-        :return: arguments of the constructor, wrapper of each env, callbacks, and wrapper of all envs
-        """
-        hyperparams, env_wrapper, callbacks, vec_env_wrapper = super()._preprocess_hyperparams(hyperparams)
-        # As `create_envs` would, instead of what is set here
-        env_id = self.env_name.gym_id
-        if ExperimentManager.is_robotics_env(env_id) or ("parking-v0" in env_id and not self.monitor_kwargs):
-            self.monitor_kwargs = {"info_keywords": ("is_success",)}
-        starts = [monitor_start(path) for path in Path(self.save_path).glob("*monitor.csv")]
+    def create_envs(self, *args: Any, **kwargs: Any) -> VecEnv:
+        """Create envs whose Monitors append to the files of the run, and count time from its start."""
+        starts = [monitor_start(path) for path in self.run.folder.glob("*monitor.csv")]
         start = min((value for value in starts if value is not None), default=None)
-        self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": start is None}
-        return hyperparams, functools.partial(go_on_monitoring, start, env_wrapper), callbacks, vec_env_wrapper
 
-    @staticmethod
-    def is_robotics_env(env_id: str) -> bool:
-        """
-        :param env_id: id of an env
-        :return: no: what the zoo asks it for was done
-        """
-        return False
+        def make_appending_vec_env(*args: Any, **kwargs: Any) -> VecEnv:
+            kwargs["monitor_kwargs"] = {**kwargs["monitor_kwargs"], "override_existing": start is None}
+            kwargs["wrapper_class"] = functools.partial(go_on_monitoring, start, kwargs["wrapper_class"])
+            return make_vec_env(*args, **kwargs)
+
+        with mock.patch.object(rl_zoo3.exp_manager, "make_vec_env", make_appending_vec_env):
+            return super().create_envs(*args, **kwargs)
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        """
-        :param hyperparams: not used, the agent has them
-        :param env: the envs of the training
-        :return: the agent of the newest whole checkpoint
-        """
-        # The settings beside it, which were read before, can run code as well
-        model = TD3X.resume(_checkpoints_of(Path(self.save_path)), env, self.device, trusted=True)
+        """Load the newest whole checkpoint."""
+        with _unusable():
+            model = TD3X.resume(self.checkpoints, env, self.device, trusted=self.run.trusted)
         model.verbose = self.verbose
         return model
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        """
-        The files of the run stay as they are.
-
-        :param saved_hyperparams: not used
-        """
+        """Leave the settings of the run as they are."""
 
     def learn(self, model: BaseAlgorithm) -> None:
-        """
-        :param model: the agent, which learns what remains of the run
-        """
+        """Train what remains of the run."""
         super().learn(_Remaining(model))  # type: ignore[arg-type]
 
 
 class _Remaining:
     """
-    What the zoo's ``learn`` needs of an agent, with the timesteps of a run counted from its start.
+    An agent as the zoo's ``learn`` needs it, whose timesteps are counted from the start of the run.
 
     :param model: the agent
     """
@@ -158,52 +221,5 @@ class _Remaining:
         self.env = model.env
 
     def learn(self, total_timesteps: int, **kwargs: Any) -> None:
-        """
-        :param total_timesteps: of the whole run
-        :param kwargs: further arguments
-        """
+        """Train until the run has ``total_timesteps``."""
         self.model.learn(total_timesteps - self.model.num_timesteps, reset_num_timesteps=False, **kwargs)
-
-
-def _saved_arguments(args: argparse.Namespace) -> type[argparse.ArgumentParser]:
-    """
-    :param args: the arguments of the run
-    :return: a parser that returns them, with defaults for options that the zoo did not know then
-    """
-
-    class SavedArguments(argparse.ArgumentParser):
-        def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:  # type: ignore[override]
-            return super().parse_args([], args)
-
-    return SavedArguments
-
-
-def _config_folder(folder: Path) -> Path:
-    """
-    :param folder: the folder of a run
-    :return: where the zoo wrote its configuration
-    :raises UnusableRunError: there is none
-    """
-    found = [path.parent for path in folder.glob("*/args.yml")]
-    if len(found) != 1:
-        raise UnusableRunError(f"{folder} is no folder of a run of RL Zoo: it has {len(found)} args.yml, expected one")
-    return found[0]
-
-
-def _saved_hyperparams(config_folder: Path) -> dict[str, Any]:
-    """
-    :param config_folder: where the zoo wrote a run's configuration
-    :return: the run's hyperparameters; none if they were not written
-    """
-    path = config_folder / "config.yml"
-    return dict(yaml.load(path.read_text(), Loader=yaml.UnsafeLoader)) if path.exists() else {}
-
-
-def _checkpoints_of(folder: Path) -> Path:
-    """
-    :param folder: the folder of a run
-    :return: where its checkpoints are: in it, unless its YAML file said another place
-    """
-    callbacks = get_callback_list(_saved_hyperparams(_config_folder(folder)))
-    named = [it.save_path for it in callbacks if isinstance(it, ResumableCheckpoint) and it.save_path is not None]
-    return named[0] if named else checkpoint_folder(folder)

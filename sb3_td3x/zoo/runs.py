@@ -171,8 +171,13 @@ class ZooRun:
         :raises ValueError: it cannot be built, or is not one of ours and the run is not trusted
         """
         spec = self.hyperparams.get("reward_shaping")
-        if not self.trusted:
-            check_built_in(spec)
+        try:
+            check_built_in(None if self.trusted else spec)
+        except ValueError:
+            raise FileRefused(
+                f"{self.config_folder / 'config.yml'} has reward_shaping={reprlib.repr(spec)}, which can run any code. "
+                "Trust it if the run is your own (--trusted)"
+            ) from None
         return make_reward_shaping(spec)
 
     def load_agent(self, path: Path, env: VecEnv | None = None) -> BaseAlgorithm:
@@ -213,6 +218,16 @@ def zoo_algorithms() -> dict[str, type[BaseAlgorithm]]:
     return dict(ALGOS)
 
 
+def checkpoint_folder(run_folder: str | Path) -> Path:
+    """
+    Return where a run's checkpoints are, unless its settings name another place.
+
+    :param run_folder: the folder of the run, which may not exist yet
+    :return: the folder of the checkpoints
+    """
+    return Path(run_folder) / "checkpoints"
+
+
 def action_repeat(hyperparams: dict[str, Any]) -> int:
     """
     Return the number of env steps for each timestep that the zoo counts.
@@ -221,13 +236,13 @@ def action_repeat(hyperparams: dict[str, Any]) -> int:
     :return: the product of the repetitions of its wrappers, 1 without any
     """
     repeat = 1
-    for path, kwargs in _named(hyperparams.get("env_wrapper")):
+    for path, kwargs in named_in(hyperparams.get("env_wrapper")):
         if path in _REPEATING_WRAPPERS:
             repeat *= int((kwargs or {}).get(_REPEATING_WRAPPERS[path], _DEFAULT_REPETITIONS))
     return repeat
 
 
-def _named(spec: Any) -> Iterator[tuple[Any, Any]]:
+def named_in(spec: Any) -> Iterator[tuple[Any, Any]]:
     """Yield path and arguments of what the zoo's notation for wrappers and callbacks names."""
     for entry in spec if isinstance(spec, list) else [] if spec is None else [spec]:
         yield next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
@@ -246,7 +261,7 @@ def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | N
     :raises FileRefused: a wrapper is not allowed or does not exist
     """
     wrappers: list[tuple[str, Any, dict[str, Any]]] = []
-    for path, kwargs in _named(spec):
+    for path, kwargs in named_in(spec):
         module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
         if module == getattr(getattr(gym.wrappers, name, None), "__module__", None):
             # The module in which Gymnasium defines the wrapper

@@ -12,8 +12,8 @@ import torch as th
 from cells import CELLS
 from worker import LEARNING_STARTS, fill, make_model
 
-from sb3_td3x.learner.perceptron import PRECISIONS
 from sb3_td3x.studies.options import at_least
+from sb3_td3x.validation import PRECISIONS
 
 # Large enough for batches from everywhere in the memory, and quickly filled
 BUFFER_SIZE = 10_000

@@ -31,7 +31,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from sb3_td3x.studies.machine import machine
-from sb3_td3x.zoo.register import suggest_td3x_params
+from sb3_td3x.zoo.search_space import suggest_td3x_params
 from sb3_td3x.zoo.storage import heartbeat_seconds, open_storage
 
 # Seconds of each call: name -> list

@@ -20,6 +20,11 @@ def make_manager(
         (folder / "config.yml").write_text(yaml.safe_dump({"default": defaults}))
         kwargs["config"] = str(folder / "config.yml")
     options: dict[str, Any] = {"algo": "td3x", "eval_freq": -1, "seed": 1, "verbose": 0, "n_timesteps": 100}
-    options.update(args=argparse.Namespace(), env_id=env_id, log_folder=str(folder / "logs"), device="cpu")
+    options.update(
+        args=argparse.Namespace(algo="td3x", env=env_id, track=False),
+        env_id=env_id,
+        log_folder=str(folder / "logs"),
+        device="cpu",
+    )
     manager: ExperimentManager = manager_class(**{**options, **kwargs})
     return manager

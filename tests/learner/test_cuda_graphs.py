@@ -28,7 +28,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return lambda: update(with_actor)
 
     monkeypatch.setattr(cuda_graphs, "capture", capture)
-    monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda model: True))
+    monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: True))
     return calls
 
 
@@ -105,13 +105,13 @@ def test_failure_leaves_everything_as_it_was(
     with pytest.warns(UserWarning, match="could not be captured as CUDA graphs") as warned:
         model = make().learn(40)
     assert len(warned) == 1
-    monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda model: False))
+    monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
     assert_same(model, make().learn(40))
 
 
 def test_not_on_the_cpu() -> None:
     model = make().learn(20)
-    assert not UpdateGraphs.is_possible(model)
+    assert not UpdateGraphs.is_possible(model._current_update(), model.replay_buffer)
 
 
 @needs_gpu
@@ -121,8 +121,8 @@ def test_graphs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> Non
     kwargs: dict[str, Any] = {"learning_starts": 50, "learning_rate": "lin_1e-3", "seed": 0, "precision": precision}
     kwargs |= {"policy_kwargs": {"net_arch": [64, 64]}, "device": "cuda", "buffer_size": 1000}
     model = TD3X("MlpPolicy", gym.make("Pendulum-v1"), **kwargs).learn(100)
-    assert model._update_graphs._graphs is not None
-    monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda model: False))
+    assert model._graphs._graphs is not None
+    monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
     expected = TD3X("MlpPolicy", gym.make("Pendulum-v1"), **kwargs).learn(100)
     tolerance = 1e-4 if precision == "float32" else 1e-2
     for mine, others in zip(state(model), state(expected), strict=True):
@@ -133,4 +133,4 @@ def test_graphs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_other_policies_train_on_a_gpu() -> None:
     kwargs: dict[str, Any] = {"learning_starts": 50, "device": "cuda", "buffer_size": 1000}
     model = TD3X("MlpPolicy", "Pendulum-v1", policy_kwargs={"layer_norm": True}, **kwargs).learn(100)
-    assert model._update_graphs._graphs is None
+    assert model._graphs._graphs is None

@@ -23,15 +23,9 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from sb3_td3x import TD3X, CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_td3x.learner.perceptron import (
-    ACTIVATIONS,
-    AutogradNetworks,
-    Layer,
-    Mlp,
-    MlpNetworks,
-    has_bfloat16_instructions,
-    make_networks,
-)
+from sb3_td3x.learner.autograd import AutogradNetworks
+from sb3_td3x.learner.perceptron import ACTIVATIONS, Layer, Mlp, MlpNetworks, has_bfloat16_instructions
+from sb3_td3x.learner.update import make_networks
 
 NETS = st.lists(st.integers(1, 24), max_size=3)
 
@@ -389,7 +383,7 @@ def test_replaced_layers_act_and_the_optimizer_keeps_its_own_parameters(replace:
     model.learn(20, reset_num_timesteps=False)
     assert all(th.equal(parameter, old) for parameter, old in zip(new, before, strict=True))
     obs = np.ones((1, 2), dtype=np.float32)
-    np.testing.assert_allclose(model.predict(obs)[0], model._networks.scaled_actions(obs), rtol=1e-5)
+    np.testing.assert_allclose(model.predict(obs)[0], model._current_update().networks.scaled_actions(obs), rtol=1e-5)
     for parameter, target in zip(model.actor.parameters(), model.actor_target.parameters(), strict=True):
         th.testing.assert_close(target, parameter, rtol=0, atol=0.1)
     model.save(io.BytesIO())

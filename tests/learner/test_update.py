@@ -20,7 +20,7 @@ from stable_baselines3.common.utils import LinearSchedule, configure_logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.td3x import actor_loss, critic_loss, smooth_target_actions, soft_update, td_target
+from sb3_td3x.learner.equations import actor_loss, critic_loss, smooth_target_actions, soft_update, td_target
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 
@@ -242,6 +242,16 @@ def test_tau_1_means_no_target_networks(tau: float) -> None:
             name, rest = key.split(".", 1)
             if not name.endswith("_target"):
                 np.testing.assert_array_equal(state[key], state[f"{name}_target.{rest}"])
+
+
+def test_tau_0_freezes_the_targets() -> None:
+    """As in SB3."""
+    model = paper_model(tau=0)
+    before = state_of(model)
+    model.train(gradient_steps=3, batch_size=2)
+    after = state_of(model)
+    for key, value in before.items():
+        assert np.array_equal(after[key], value) == key.split(".")[0].endswith("_target"), key
 
 
 # Smoothing

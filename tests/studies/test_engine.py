@@ -33,7 +33,6 @@ TINY = {
     "noise_std": 0.1,
     "policy_kwargs": "dict(net_arch=[8])",
 }
-STUDY = ["-c", "import sys; from sb3_td3x.studies.command import main; sys.exit(main(sys.argv[1:]))"]
 VARIABLES = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
@@ -55,7 +54,7 @@ def arguments(folder: Path, arms: dict[str, Any], *options: str) -> list[str]:
 def start(folder: Path, arms: dict[str, Any], *options: str, **variables: str) -> "subprocess.Popen[str]":
     """Start the sweep in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, *STUDY, *arguments(folder, arms, *options)],
+        [sys.executable, "-m", "sb3_td3x", "study", *arguments(folder, arms, *options)],
         env={**VARIABLES, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

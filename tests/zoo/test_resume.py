@@ -1,11 +1,15 @@
 """``python -m sb3_td3x resume``: a run of the zoo goes on in its own folder, as a user types it."""
 
 import functools
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +26,6 @@ from stable_baselines3.common.monitor import load_results
 from sb3_td3x import TD3X, cli
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
 from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
-from sb3_td3x.zoo import resume as zoo_resume
 from sb3_td3x.zoo.resume import ResumedExperiment
 
 ENV = "Pendulum-v1"
@@ -93,7 +96,7 @@ def test_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in (killed / RUN / ENV).iterdir() if path.suffix != ".pkl"}
     process = run_python(killed, "-m", "sb3_td3x", "resume", str(RUN), **paths())
     assert process.returncode == 0, process.stderr
-    assert f"Going on from {RUN}/checkpoints/" in process.stdout
+    assert f"Resuming from {RUN}/checkpoints/" in process.stdout
     assert [path.name for path in (killed / "logs/td3x").iterdir()] == [f"{ENV}_1"]
     assert {name: (killed / RUN / ENV / name).read_bytes() for name in before} == before
 
@@ -184,11 +187,9 @@ def test_monitor_that_also_says_whether_it_was_a_success_goes_on(
         assert rows[1] == "r,l,t,is_success"
         assert len(rows) == 4
 
-        with monkeypatch.context() as patch:
-            patch.setattr(zoo_resume, "_config_folder", lambda _: folder)
-            resumed = make_manager(tmp_path, defaults, name, functools.partial(ResumedExperiment, folder))
-        resumed._preprocess_hyperparams(defaults)
-        env = resumed.create_envs(1)
+        run = SimpleNamespace(folder=folder, config_folder=folder / name)
+        manager_class = functools.partial(ResumedExperiment, run, defaults, folder / "checkpoints")
+        env = make_manager(tmp_path, defaults, name, manager_class).create_envs(1)
         env.reset()
         for _ in range(5):
             env.step(np.zeros((1, 1)))
@@ -216,10 +217,19 @@ def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> N
     assert not (Path(manager.save_path) / "checkpoints").exists()
 
 
+ARGS = "algo: td3x\nenv: Pendulum-v1\noptimize_hyperparameters: false\ngym_packages: []\n"
+
+
+def write_run(folder: Path, args: str = ARGS, config: str = "policy: MlpPolicy") -> None:
+    """Write the settings of a run."""
+    (folder / ENV).mkdir()
+    (folder / ENV / "args.yml").write_text(args)
+    (folder / ENV / "config.yml").write_text(config)
+
+
 def test_run_that_another_process_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither it nor its files may be touched."""
-    (tmp_path / ENV).mkdir()
-    (tmp_path / ENV / "args.yml").write_text("algo: td3x\noptimize_hyperparameters: false")
+    write_run(tmp_path)
     TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, ResumableCheckpoint(tmp_path / "checkpoints"))
     (tmp_path / "0.monitor.csv").write_text("12345")
     with held_by_another_process(tmp_path / "checkpoints"):
@@ -228,26 +238,147 @@ def test_run_that_another_process_trains(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "0.monitor.csv").read_text() == "12345"
 
 
+def test_not_the_folder_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert "is not the folder of a run of RL Zoo" in capsys.readouterr().err
+
+
+CHECKPOINT = "callback: {sb3_td3x.checkpoint.ResumableCheckpoint: {save_path: elsewhere}}"
+
+
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("args", "config", "message"),
     [
-        ({}, "is no folder of a run of RL Zoo: it has 0 args.yml, expected one"),
-        ({"Pendulum-v1/args.yml": "algo: td3\noptimize_hyperparameters: false"}, "is no training of td3x"),
-        ({"Pendulum-v1/args.yml": "algo: td3x\noptimize_hyperparameters: false"}, "There is no whole checkpoint in"),
-        (
-            {
-                "Pendulum-v1/args.yml": "algo: td3x\noptimize_hyperparameters: false",
-                "Pendulum-v1/config.yml": "callback: {sb3_td3x.checkpoint.ResumableCheckpoint: {save_path: elsewhere}}",
-            },
-            "There is no whole checkpoint in elsewhere",
-        ),
+        (ARGS.replace("td3x", "td3"), "a: 1", "is not a training of td3x"),
+        (ARGS.replace("false", "true"), "a: 1", "is not a training of td3x"),
+        (ARGS, "a: 1", "There is no checkpoint in .*checkpoints: a run has some if it is trained with --save-freq"),
+        (ARGS, CHECKPOINT, "There is no checkpoint in elsewhere: "),
     ],
 )
-def test_folder_without_a_run(
-    files: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("options", [[], ["--trusted"]], ids=["", "trusted"])
+def test_run_without_a_checkpoint(
+    args: str, config: str, message: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_run(tmp_path, args, config)
+    assert cli.main(["resume", str(tmp_path), *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("args", "config", "message"),
+    [
+        (ARGS + "x: !!python/object/apply:os.mkdir [sentinel]", "a: 1", r"args\.yml holds a Python object"),
+        (ARGS, "policy: !!python/name:sentinel.Policy ''", r"config\.yml holds a Python object"),
+        (ARGS, "env_wrapper: sentinel.Wrapper", "asks for the wrapper 'sentinel.Wrapper'"),
+        (ARGS, "vec_env_wrapper: [sentinel.Wrapper]", "asks for the wrapper 'sentinel.Wrapper'"),
+        (ARGS, "callback: sentinel.Callback", "imports sentinel.Callback: add --trusted"),
+        (ARGS, "reward_shaping: {sentinel.Hook: {}}", "has reward_shaping={'sentinel.Hook': {}}.*--trusted"),
+        (ARGS, "normalize: open('sentinel', 'w')", "normalize in .*config.yml is .*, expected a dictionary"),
+        (ARGS, "monitor_kwargs: open('sentinel', 'w')", "monitor_kwargs in .*config.yml is"),
+        (ARGS, "policy_kwargs: open('sentinel', 'w')", "There is no checkpoint"),
+        (ARGS.replace("[]", "[sentinel]"), "a: 1", "imports sentinel: add --trusted"),
+    ],
+)
+def test_nothing_is_run_or_imported_without_trust(
+    args: str,
+    config: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sentinel.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_run(tmp_path, args, config)
     assert cli.main(["resume", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert not (tmp_path / "sentinel").exists()
+
+
+def train(folder: Path, *options: str, **variables: str) -> None:
+    """Train a short run with two checkpoints, at 200 and 300 steps."""
+    shared = ("--algo", "td3x", "--env", ENV, "-n", "300", "--save-freq", "200", "--eval-freq", "-1", *options)
+    small = ("learning_starts:100", "batch_size:16", "policy_kwargs:dict(net_arch=[16])", "buffer_size:500")
+    params = [*small, *([variables.pop("params")] if "params" in variables else [])]
+    process = run_python(folder, "-m", "rl_zoo3.train", *shared, "-params", *params, **variables)
+    assert process.returncode == 0, process.stderr
+
+
+def lose_the_last_checkpoint(folder: Path) -> None:
+    newest = list_checkpoints(folder / RUN / "checkpoints")[-1]
+    assert newest.name.endswith("_300_steps")
+    shutil.rmtree(newest)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("zoo_commands")
+def test_run_with_a_hook_of_the_users_own(tmp_path: Path) -> None:
+    """It needs trust. Where the hook's module is missing, it ends with a sentence before anything is changed."""
+    train_folder, other = tmp_path / "train", tmp_path / "other"
+    for folder in (train_folder, other):
+        folder.mkdir()
+    (train_folder / "my_hooks.py").write_text("def halve(batch): return batch.rewards / 2, batch.terminations")
+    root = paths()["PYTHONPATH"]
+    with_hook = {"PYTHONPATH": os.pathsep.join([root, str(train_folder)])}
+    train(train_folder, "-P", params="reward_shaping:'my_hooks.halve'", **with_hook)
+    lose_the_last_checkpoint(train_folder)
+    files = {path: path.stat().st_mtime_ns for path in train_folder.rglob("*") if path.name != ".lock"}
+
+    run = str(train_folder / RUN)
+    for options, message in (([], "trust"), (["--trusted"], "No module named 'my_hooks'")):
+        process = run_python(other, "-m", "sb3_td3x", "resume", run, *options, PYTHONPATH=root)
+        assert process.returncode == 2
+        (line,) = process.stderr.splitlines()
+        assert message in line
+        assert {path: path.stat().st_mtime_ns for path in train_folder.rglob("*") if path.name != ".lock"} == files
+
+    process = run_python(other, "-m", "sb3_td3x", "resume", run, "--trusted", **with_hook)
+    assert process.returncode == 0, process.stderr
+    assert TD3X.load(train_folder / RUN / f"{ENV}.zip", device="cpu").num_timesteps == 300
+
+
+STAND_IN = """
+from pathlib import Path
+from types import SimpleNamespace
+
+run = None
+
+def init(**kwargs):
+    global run
+    run = SimpleNamespace(id=kwargs.get("id", "abc123"), config=SimpleNamespace(setdefaults=lambda settings: None))
+    folder = Path("wandb", f"offline-run-{len(list(Path('wandb').glob('*')))}-{run.id}")
+    folder.mkdir(parents=True)
+    (folder / "init.txt").write_text(f"{kwargs.get('resume')} {kwargs['name']}")
+    return run
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("zoo_commands")
+@pytest.mark.parametrize("package", ["stand-in", "wandb"])
+def test_tracked_run_goes_on_under_its_id(package: str, tmp_path: Path) -> None:
+    if package == "wandb":
+        pytest.importorskip("wandb")
+    else:
+        (tmp_path / "wandb.py").write_text(STAND_IN)
+    variables = {"PYTHONPATH": os.pathsep.join([paths()["PYTHONPATH"], str(tmp_path)]), "WANDB_MODE": "offline"}
+
+    def tracked() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "wandb").glob("offline-run-*"))
+
+    def resume() -> None:
+        process = run_python(tmp_path, "-m", "sb3_td3x", "resume", str(RUN), **variables)
+        assert process.returncode == 0, process.stderr
+
+    train(tmp_path, "--track", **variables)
+    (first,) = tracked()
+    resume()
+    assert tracked() == [first]  # nothing was left to train
+    lose_the_last_checkpoint(tmp_path)
+    resume()
+    assert tracked()[0] == first
+    assert [name.rpartition("-")[2] for name in tracked()] == [first.rpartition("-")[2]] * 2
+    if package == "stand-in":
+        assert (tmp_path / "wandb" / tracked()[1] / "init.txt").read_text() == "allow None"

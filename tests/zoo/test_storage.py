@@ -21,8 +21,8 @@ from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 
 from sb3_td3x.zoo import storage as tuning_storage
-from sb3_td3x.zoo.register import convert_td3x_params
-from sb3_td3x.zoo.storage import HEARTBEAT_VARIABLE, HeartbeatStorage, open_storage
+from sb3_td3x.zoo.search_space import BEST_TRIAL, convert_td3x_params
+from sb3_td3x.zoo.storage import HEARTBEAT_VARIABLE, HeartbeatStorage, open_storage, read_trial
 
 # One worker for the whole module: its tests share a server
 pytestmark = pytest.mark.xdist_group("tuning_storage")
@@ -329,3 +329,68 @@ def test_what_the_zoo_opens(
         manager.hyperparameters_optimization()
     assert [type(each) for each in opened] == [expected]
     assert manager.storage == storage
+
+
+class TestReading:
+    """A trial that ``--trial-id`` asks for."""
+
+    @pytest.fixture(params=["study.log", "sqlite:///study.db"])
+    def storage(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        """A study with a trial in each state, and another study."""
+        monkeypatch.chdir(tmp_path)
+        name: str = request.param
+        opened: Any = JournalStorage(JournalFileBackend(name)) if name.endswith(".log") else name
+        optuna.create_study(storage=opened, study_name="other")
+        study = optuna.create_study(storage=opened, study_name=STUDY, direction="maximize")
+        results: tuple[tuple[TrialState | None, float | None], ...] = (
+            *((TrialState.COMPLETE, 1.0), (TrialState.PRUNED, None), (TrialState.FAIL, None)),
+            *((TrialState.COMPLETE, 5.0), (TrialState.COMPLETE, -3.0), (None, None)),
+        )
+        for state, value in results:
+            trial = study.ask()
+            trial.suggest_int("x", 0, 10**6)
+            if state is not None:
+                study.tell(trial, value, state=state)
+        return name
+
+    def test_parameters(self, storage: str) -> None:
+        opened = JournalStorage(JournalFileBackend(storage)) if storage.endswith(".log") else storage
+        trials = read_trials(opened)
+        assert read_trial(storage, STUDY, 4) == (4, trials[4].params)
+        assert read_trial(storage, STUDY, 0) == (0, trials[0].params)
+        assert read_trial(storage, STUDY, BEST_TRIAL) == (3, trials[3].params)
+
+    @pytest.mark.parametrize(
+        ("study", "trial", "problem"),
+        [
+            ("S", 0, "--study-name S: .* has no such study; its studies are: other, s"),
+            (STUDY, 7, "The study s has no trial 7"),
+            (STUDY, 1, "The trial 1 of the study s has the state PRUNED"),
+            (STUDY, 2, "The trial 2 of the study s has the state FAIL"),
+            (STUDY, 5, "The trial 5 of the study s has the state RUNNING"),
+        ],
+    )
+    def test_no_such_trial(self, study: str, trial: int, problem: str, storage: str) -> None:
+        completed = "; its completed trials are, the best first: 3, 0, 4" if study == STUDY else ""
+        with pytest.raises(ValueError, match=f"^{problem}{completed}$"):
+            read_trial(storage, study, trial)
+
+    def test_study_without_a_completed_trial(self, storage: str) -> None:
+        with pytest.raises(ValueError, match=r"^The study other has no best trial; .* the best first: none$"):
+            read_trial(storage, "other", BEST_TRIAL)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("missing.log", "--storage missing.log: there is no such file"),
+            ("sqlite:///missing.db", "--storage sqlite:///missing.db: there is no such file"),
+            ("logs/study.lgo", "--storage logs/study.lgo cannot be opened: .*URL"),
+            ("nosuch://host/study", "--storage nosuch://host/study cannot be opened: "),
+        ],
+    )
+    def test_no_such_storage(self, name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ValueError, match=message) as error:
+            read_trial(name, STUDY, 0)
+        assert "\n" not in str(error.value)
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,231 @@
+"""
+What td3x does differently in RL Zoo's ``ExperimentManager``.
+
+Each function in ``METHODS`` is called instead of the method of its name. It is given the zoo's method and the manager,
+and then the method's arguments.
+"""
+
+import contextlib
+import copy
+import inspect
+import io
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pprint import pprint
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from stable_baselines3.common.callbacks import ProgressBarCallback
+from stable_baselines3.common.type_aliases import TrainFreq
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from sb3_td3x.callbacks import tuning
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
+from sb3_td3x.td3x import TD3X
+from sb3_td3x.zoo.runs import checkpoint_folder
+from sb3_td3x.zoo.search_space import NOISES, convert_td3x_params, trial_manager
+
+if TYPE_CHECKING:
+    import optuna
+    from rl_zoo3.exp_manager import ExperimentManager
+
+ZooMethod: TypeAlias = Callable[..., Any]
+# The zoo's hyperparameters, for use and for saving
+Hyperparams: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+
+# Arguments of TD3X that the zoo takes from its command line, or that have another name among its hyperparameters
+_NOT_HYPERPARAMS = (
+    *("self", "env", "seed", "verbose", "device", "tensorboard_log", "stats_window_size", "_init_setup_model"),
+    *("policy", "policy_kwargs", "action_noise"),
+)
+
+
+def read_hyperparameters(zoo_method: Callable[..., Hyperparams], manager: "ExperimentManager") -> Hyperparams:
+    """
+    Read hyperparameters; those of a stored trial, if ``--trial-id`` asks for one, exactly as they were when it ran.
+
+    :raises ValueError: the trial cannot be read, or is not one of td3x
+    """
+    if manager.trial_id is None:
+        return zoo_method(manager)
+    if not (manager.storage and manager.study_name):
+        raise ValueError("--trial-id needs --storage and --study-name")
+    from sb3_td3x.zoo.storage import read_trial
+
+    number, params = read_trial(manager.storage, manager.study_name, manager.trial_id)
+    print(f"Loading the trial {number} of the Optuna study {manager.study_name}")
+    try:
+        tried = convert_td3x_params(params)
+    except KeyError as error:
+        raise ValueError(
+            f"The trial {number} of the study {manager.study_name} is not one of td3x: it has no {error}"
+        ) from None
+    # The zoo's own method takes the trial 0 for none
+    manager.trial_id = None
+    given = manager.custom_hyperparams or {}
+    if "replay_buffer_kwargs" in tried:
+        # Only some options of HER are sampled; the others are those of the YAML file
+        manager.custom_hyperparams = None
+        with contextlib.redirect_stdout(io.StringIO()):
+            default = zoo_method(manager)[0].get("replay_buffer_kwargs", {})
+        if isinstance(default, str):
+            default = eval(default, vars(sys.modules["rl_zoo3.exp_manager"]))
+        tried["replay_buffer_kwargs"] = {**default, **tried["replay_buffer_kwargs"]}
+    manager.custom_hyperparams = {**tried, **given}
+    return zoo_method(manager)
+
+
+def hyperparameters_optimization(zoo_method: ZooMethod, manager: "ExperimentManager") -> None:
+    """Tune with a storage that outlives killed workers."""
+    if manager.storage and manager.study_name:
+        from sb3_td3x.zoo.storage import open_storage
+
+        manager = copy.copy(manager)
+        # Annotated as text, but the zoo asks for no more than its ending
+        manager.storage = open_storage(manager.storage, manager.study_name)  # type: ignore[assignment, arg-type]
+    zoo_method(manager)
+
+
+def objective(zoo_method: ZooMethod, manager: "ExperimentManager", trial: "optuna.Trial") -> float:
+    """Run a trial with a manager of its own, because the discount of ``VecNormalize`` differs from trial to trial."""
+    manager = copy.copy(manager)
+    manager.normalize_kwargs = dict(manager.normalize_kwargs)
+    manager_token, tuning_token = trial_manager.set(manager), tuning.set(True)
+    try:
+        return float(zoo_method(manager, trial))
+    finally:
+        trial_manager.reset(manager_token)
+        tuning.reset(tuning_token)
+
+
+def create_callbacks(zoo_method: ZooMethod, manager: "ExperimentManager") -> None:
+    """Tell checkpoints the folder of the run, and add one where ``--save-freq`` asks the zoo to save the agent."""
+    # The zoo turns it into a number of vectorized steps
+    save_freq = manager.save_freq
+    zoo_method(manager)
+    for callback in manager.callbacks:
+        if isinstance(callback, ProgressBarCallback):
+            # The zoo ends its first callback also if an error came before its start, which would hide the error
+            callback.pbar = tqdm(disable=True)
+    if manager.optimize_hyperparameters:
+        return
+    checkpoints = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
+    if save_freq > 0 and not checkpoints:
+        checkpoints = [OptionalCheckpoint(save_freq=save_freq)]
+        manager.callbacks.extend(checkpoints)
+    for checkpoint in checkpoints:
+        checkpoint.run_folder = Path(manager.save_path)
+        if checkpoint.save_path is None:
+            checkpoint.save_path = checkpoint_folder(manager.save_path)
+
+
+class OptionalCheckpoint(ResumableCheckpoint):
+    """A checkpoint that the user did not name: where it is not possible, it gives a warning and turns itself off."""
+
+    _is_off = False
+
+    def on_entering(self) -> None:
+        """Take the folder, or turn off."""
+        self._is_off = False
+        with self._warning():
+            super().on_entering()
+
+    def _on_training_start(self) -> None:
+        if not self._is_off:
+            with self._warning():
+                super()._on_training_start()
+
+    def _save(self) -> bool:
+        with self._warning():
+            return super()._save()
+        return False
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Turn off with a warning instead of raising a ``ValueError``."""
+        try:
+            yield
+        except ValueError as error:
+            warnings.warn(f"This run cannot be resumed: {error}", stacklevel=2)
+            self._is_off = True
+            self.on_leaving()
+
+
+def _load_pretrained_agent(
+    zoo_method: ZooMethod, manager: "ExperimentManager", hyperparams: dict[str, Any], env: VecEnv
+) -> TD3X:
+    """Load the agent of ``-i``, and keep it for ``_save_config``."""
+    model: TD3X = zoo_method(manager, hyperparams, env)
+    manager.pretrained_agent = model  # type: ignore[attr-defined]
+    return model
+
+
+def _save_config(zoo_method: ZooMethod, manager: "ExperimentManager", saved_hyperparams: dict[str, Any]) -> None:
+    """Save the settings of the run, with what the agent of ``-i`` brought along and the id of the W&B run."""
+    model = getattr(manager, "pretrained_agent", None)
+    if model is not None:
+        inherited = inherited_hyperparams(model, saved_hyperparams)
+        saved_hyperparams.pop("policy_kwargs", None)
+        saved_hyperparams.update(inherited)
+        print("Hyperparameters of the pretrained agent, which stay as they are:")
+        pprint(inherited)
+    if getattr(manager.args, "track", False):
+        # For `resume`
+        manager.args.wandb_run_id = sys.modules["wandb"].run.id
+    zoo_method(manager, saved_hyperparams)
+
+
+def inherited_hyperparams(model: TD3X, given: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return what an agent's file decides in a run that goes on from it.
+
+    :param model: the loaded agent
+    :param given: the hyperparameters that the run was given, which go over those of the file
+    :return: hyperparameters as in the zoo's YAML files: the policy, and what is not given and is not the default
+    """
+    aliases = {cls: name for name, cls in model.policy_aliases.items()}
+    cls = model.policy_class
+    inherited: dict[str, Any] = {"policy": aliases.get(cls, f"{cls.__module__}.{cls.__qualname__}")}
+    if model.policy_kwargs:
+        inherited["policy_kwargs"] = model.policy_kwargs
+    for name, parameter in inspect.signature(TD3X.__init__).parameters.items():
+        value = None if name in _NOT_HYPERPARAMS or name in given else _as_in_yaml(getattr(model, name))
+        if value not in (None, {}, parameter.default):
+            inherited[name] = value
+    noise = getattr(model.action_noise, "base_noise", model.action_noise)
+    for name, noise_class in NOISES.items():
+        if isinstance(noise, noise_class) and "noise_type" not in given:
+            inherited.update(noise_type=name, noise_std=noise._sigma.tolist())
+    return inherited
+
+
+def _as_in_yaml(value: Any) -> Any:
+    """Return an argument of TD3X as the zoo's YAML files have it; of a user's own object its text."""
+    if isinstance(value, FloatSchedule):
+        return _as_in_yaml(value.value_schedule)
+    if isinstance(value, ConstantSchedule):
+        return value.val
+    if type(value).__name__ == "SimpleLinearSchedule":
+        # Of the zoo, or ours with the same name
+        return f"lin_{value.initial_value}"
+    if isinstance(value, TrainFreq):
+        return value.frequency if value.unit.value == "step" else [value.frequency, value.unit.value]
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, dict):
+        return {key: _as_in_yaml(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_in_yaml(entry) for entry in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+METHODS: dict[str, ZooMethod] = {
+    method.__name__: method
+    for method in (
+        *(read_hyperparameters, hyperparameters_optimization, objective),
+        *(create_callbacks, _load_pretrained_agent, _save_config),
+    )
+}

@@ -1,0 +1,219 @@
+"""What td3x does differently in the zoo's ``ExperimentManager``."""
+
+import ast
+import sys
+import types
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from envs import tiny
+from hyperparameters import BIT_FLIPPING, hyperparameters
+from managers import make_manager
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from rl_zoo3 import exp_manager
+from stable_baselines3.common.noise import NormalActionNoise
+
+from sb3_td3x import TD3X
+from sb3_td3x.schedules import SimpleLinearSchedule
+from sb3_td3x.shaping import RewardScale
+from sb3_td3x.zoo.runs import ZooRun
+from sb3_td3x.zoo.search_space import BEST_TRIAL, suggest_td3x_params
+
+SMALL = {"policy": "MlpPolicy", "n_timesteps": 10, "buffer_size": 100}
+LOW_MEMORY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
+HER = {
+    "policy": "MultiInputPolicy",
+    "replay_buffer_class": "HerReplayBuffer",
+    # Given as a string, as in the zoo's files, and with an option that is not sampled
+    "replay_buffer_kwargs": "dict(goal_selection_strategy='future', n_sampled_goal=4, copy_info_dict=True)",
+}
+
+
+class TestStoredTrials:
+    @pytest.mark.parametrize(
+        ("env_id", "hyperparams"),
+        [
+            ("Pendulum-v1", {"policy": "MlpPolicy", "policy_kwargs": "dict(n_critics=1)"}),
+            ("Pendulum-v1", {"policy": "MlpPolicy", "normalize": "dict(norm_obs=True, gamma=0.5)", "gamma": 0.9}),
+            ("Pendulum-v1", {"policy": "MlpPolicy", **LOW_MEMORY, "n_envs": 2, "normalize": True}),
+            (BIT_FLIPPING, HER),
+        ],
+        ids=["plain", "VecNormalize", "memory", "HER"],
+    )
+    def test_trial_is_rebuilt(
+        self, env_id: str, hyperparams: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """The zoo tries, then trains every trial by its id: the same model, the same discount of VecNormalize."""
+        built: dict[float, Any] = {}  # by gamma, which no two trials share
+
+        class Recorded(TD3X):
+            def __init__(self, *args: Any, **kwargs: Any):
+                super().__init__(*args, **kwargs)
+                vec_normalize = self.get_vec_normalize_env()
+                built[self.gamma] = (hyperparameters(self), vec_normalize and vec_normalize.gamma)
+
+            def learn(self, *args: Any, **kwargs: Any) -> "Recorded":  # type: ignore[override]
+                return self
+
+        monkeypatch.setitem(exp_manager.ALGOS, "td3x", Recorded)
+        hyperparams = {"n_timesteps": 100, "learning_starts": 50, "buffer_size": 1000, **hyperparams}
+        storage = {"storage": str(tmp_path / "study.log"), "study_name": "s"}
+        tuner = make_manager(
+            tmp_path,
+            hyperparams,
+            env_id,
+            **storage,
+            optimize_hyperparameters=True,
+            n_trials=4,
+            n_jobs=2,
+            no_optim_plots=True,
+            sampler="random",
+        )
+        assert tuner.setup_experiment() is None
+        normalize_kwargs = dict(tuner.normalize_kwargs)
+        tuner.hyperparameters_optimization()
+        assert tuner.normalize_kwargs == normalize_kwargs  # shared by the trials, so not theirs to change
+        tried = dict(built)
+        assert len(tried) == 4
+
+        built.clear()
+        for trial_id in range(4):
+            assert make_manager(tmp_path, hyperparams, env_id, **storage, trial_id=trial_id).setup_experiment()
+        assert built == tried
+        for gamma, (attributes, vec_normalize_gamma) in built.items():
+            assert vec_normalize_gamma == (gamma if "normalize" in hyperparams else None)
+            if env_id == BIT_FLIPPING:
+                assert attributes["replay_buffer_kwargs"].keys() == {
+                    "copy_info_dict",
+                    "goal_selection_strategy",
+                    "n_sampled_goal",
+                }
+
+        # What is given by hand goes over a trial's values
+        result = make_manager(
+            tmp_path, hyperparams, env_id, **storage, trial_id=0, hyperparams={"tau": 0.5}
+        ).setup_experiment()
+        assert result is not None
+        assert result[0].tau == 0.5  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="study s has no trial 7"):
+            make_manager(tmp_path, hyperparams, env_id, **storage, trial_id=7).setup_experiment()
+
+    def test_best_trial(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "study.log")
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(path)), study_name="s", direction="maximize"
+        )
+        for value in (1.0, 3.0, 2.0):
+            trial = study.ask()
+            suggest_td3x_params(trial, n_step=True, her=False)
+            study.tell(trial, value)
+        given = {"storage": path, "study_name": "s"}
+        hyperparams = [
+            make_manager(tmp_path, {"policy": "MlpPolicy"}, **given, trial_id=trial_id).read_hyperparameters()
+            for trial_id in (BEST_TRIAL, 1)
+        ]
+        assert hyperparams[0] == hyperparams[1]
+
+    def test_trial_of_another_algorithm(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "study.log")
+        study = optuna.create_study(storage=JournalStorage(JournalFileBackend(path)), study_name="s")
+        study.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=1)
+        manager = make_manager(tmp_path, {"policy": "MlpPolicy"}, storage=path, study_name="s", trial_id=0)
+        with pytest.raises(ValueError, match="trial 0 of the study s is not one of td3x: it has no 'one_minus_gamma'"):
+            manager.setup_experiment()
+
+    def test_trial_without_a_study(self, tmp_path: Path) -> None:
+        manager = make_manager(tmp_path, {"policy": "MlpPolicy"}, storage="study.log", trial_id=0)
+        with pytest.raises(ValueError, match="--trial-id needs --storage and --study-name"):
+            manager.setup_experiment()
+
+
+class TestPretrainedAgent:
+    """What ``-i`` takes from the agent's file stands in the settings of the new run."""
+
+    def config(self, agent: TD3X, folder: Path, defaults: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Any:
+        agent.save(folder / "agent.zip")
+        manager = make_manager(folder, {"policy": "MlpPolicy", **defaults}, trained_agent=str(folder / "agent.zip"))
+        assert manager.setup_experiment() is not None
+        printed = capsys.readouterr().out.partition("which stay as they are:\n")[2].partition("Log path")[0]
+        config = ZooRun(Path(manager.save_path)).hyperparams
+        assert config.items() >= ast.literal_eval(printed).items()
+        return config
+
+    def test_what_the_file_decides(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        agent = TD3X(
+            "MlpPolicy",
+            "Pendulum-v1",
+            **tiny(
+                learning_rate=SimpleLinearSchedule(7e-4),
+                qf_learning_rate="lin_1e-3",
+                train_freq=(1, "episode"),
+                action_noise=NormalActionNoise(np.zeros(1), 0.3 * np.ones(1)),
+                action_noise_decay=0.99,
+                reward_shaping={"sb3_td3x.shaping.RewardScale": {"scale": 0.1}},
+                policy_kwargs={"net_arch": [8], "layer_norm": True},
+                gamma=0.9,
+            ),
+        )
+        defaults = {"policy_kwargs": "dict(net_arch=[400, 300])", "gamma": 0.95, "n_timesteps": 10, "buffer_size": 500}
+        assert self.config(agent, tmp_path, defaults, capsys) == {
+            # Given, which goes over the file's
+            "gamma": 0.95,
+            "n_timesteps": 10,
+            "buffer_size": 500,
+            # The file's
+            "policy": "MlpPolicy",
+            "policy_kwargs": {"net_arch": [8], "layer_norm": True},
+            "learning_rate": "lin_0.0007",
+            "qf_learning_rate": "lin_1e-3",
+            "batch_size": 4,
+            "learning_starts": 5,
+            "train_freq": [1, "episode"],
+            "noise_type": "normal",
+            "noise_std": [0.3],
+            "action_noise_decay": 0.99,
+            "reward_shaping": {"sb3_td3x.shaping.RewardScale": {"scale": 0.1}},
+        }
+
+    def test_new_run_of_these_settings_is_the_same(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Nothing of the agent is lost on the way."""
+        kwargs = tiny(tau=0.1, policy_delay=3, clipped_double_q=False, n_steps=3, buffer_size=100, policy_kwargs={})
+        agent = TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
+        config = self.config(agent, tmp_path, {**SMALL, "policy_kwargs": "dict(net_arch=[9])"}, capsys)
+        assert "policy_kwargs" not in config
+        manager = make_manager(tmp_path, config)
+        result = manager.setup_experiment()
+        assert result is not None
+        assert isinstance(result[0], TD3X)
+        assert hyperparameters(result[0]) == hyperparameters(agent)
+
+    def test_hook_of_a_users_own_is_named_by_its_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        hook = RewardScale(0.5)
+        config = self.config(TD3X("MlpPolicy", "Pendulum-v1", **tiny(reward_shaping=hook)), tmp_path, SMALL, capsys)
+        assert config["reward_shaping"] == repr(hook)
+
+
+@pytest.mark.parametrize("options", [{}, {"save_freq": 10}], ids=str)
+def test_error_before_the_progress_bar_starts_is_shown(options: dict[str, Any], tmp_path: Path) -> None:
+    """The zoo ends the bar all the same."""
+    manager = make_manager(tmp_path, SMALL, show_progress=True, **options)
+    result = manager.setup_experiment()
+    assert result is not None
+    model: Any = result[0]
+    model.reward_shaping = "no_such_module.Hook"
+    with pytest.raises(ValueError, match=r"no_such_module\.Hook"):
+        manager.learn(model)
+
+
+def test_id_of_a_tracked_run_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = types.ModuleType("wandb")
+    wandb.run = Namespace(id="abc123")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    manager = make_manager(tmp_path, SMALL, args=Namespace(track=True, algo="td3x", env="Pendulum-v1"))
+    assert manager.setup_experiment() is not None
+    assert ZooRun(Path(manager.save_path)).args["wandb_run_id"] == "abc123"
