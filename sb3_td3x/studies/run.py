@@ -196,7 +196,8 @@ def _resume(run: Run, timing: _Timing) -> bool:
     checkpoint = _newest_checkpoint(run)
     if run.algo != ALGO or checkpoint is None:
         return False
-    trusted = ["--trusted"] if run.trusted else []
+    # The user has named the packages for this study, but `resume` finds them in the settings of the run
+    trusted = ["--trusted"] if run.trusted or run.gym_packages else []
     status = _train_part(run, timing, ["sb3_td3x", "resume", str(run.unfinished), *trusted])
     # A process that was killed, or interrupted and ended well, says nothing about its checkpoint
     return status <= 0 or _newest_checkpoint(run) != checkpoint
