@@ -1,19 +1,19 @@
 """
-Make TD3X known to RL Zoo in every Python process, without importing anything before the zoo itself does.
+Register TD3X with RL Zoo in every Python process, without importing anything before the zoo itself does.
 
-RL Zoo has no entry point for plugins: its command lines read a dictionary of algorithms as soon as they are imported.
-``sb3_td3x.pth`` (and ``sb3_td3x.start`` from Python 3.15 on, see PEP 829) therefore calls ``install()`` when Python
-starts. It puts a finder in front of the import system, which waits for three modules of the zoo and, right after one of
-them has been executed, hands it to ``sb3_td3x.zoo.register``.
+RL Zoo has no entry point for plugins: its commands read a dictionary of algorithms as soon as they are imported.
+Therefore ``sb3_td3x.pth`` (from Python 3.15 on ``sb3_td3x.start``, see PEP 829) calls ``install()`` when Python starts.
+This puts a finder in front of the import system. When one of three modules of the zoo has been executed, the finder
+hands it to ``sb3_td3x.zoo.register``.
 
-This module runs at each start of Python: it imports only what Python has loaded anyway. The environment variable
-``SB3_TD3X_AUTOLOAD=0`` turns it off.
+Because this module runs at every start of Python, it imports only what Python has loaded anyway. The environment
+variable ``SB3_TD3X_AUTOLOAD=0`` turns it off.
 """
 
 import os
 import sys
 
-TYPE_CHECKING = False  # `typing` itself would be too slow to import here
+TYPE_CHECKING = False  # importing `typing` would take too long here
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.abc import Loader
@@ -32,7 +32,7 @@ HOOKS = {
 
 
 class ZooFinder:
-    """Finds the modules in ``HOOKS`` as the other finders do, and registers TD3X after they were executed."""
+    """Finds the modules in ``HOOKS`` by the other finders, with a loader that registers TD3X."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -51,7 +51,7 @@ class ZooFinder:
 
 class HookedLoader:
     """
-    A loader that registers TD3X once the module was executed, and leaves no trace of itself in the module.
+    Registers TD3X when the module has been executed, and then leaves the module with its own loader.
 
     :param loader: the module's own loader
     """
@@ -73,11 +73,11 @@ class HookedLoader:
 
 def register(module: "ModuleType") -> None:
     """
-    Hand a module of the zoo to ``sb3_td3x.zoo.register``. A failure is told once and never stops the zoo.
+    Hand a module of the zoo to ``sb3_td3x.zoo.register``. A failure gives one warning and never stops the zoo.
 
     :param module: a module named in ``HOOKS``
     """
-    if not is_installed():  # turned off by a failure before
+    if not is_installed():  # an earlier failure has turned it off
         return
     try:
         from sb3_td3x.zoo import register as zoo
@@ -90,16 +90,20 @@ def register(module: "ModuleType") -> None:
 
 def is_installed() -> bool:
     """
-    :return: True where the finder stands on ``sys.meta_path``
+    Tell whether the finder is in ``sys.meta_path``.
+
+    :return: True if it is
     """
     return any(isinstance(finder, ZooFinder) for finder in sys.meta_path)
 
 
 def install(force: bool = False) -> None:
     """
-    Register TD3X with the zoo, now and as its modules are imported. Calling it again changes nothing.
+    Register TD3X with the modules of the zoo that are imported already, and with others when they are imported.
 
-    :param force: install even if the environment variable turns it off
+    Calling this again changes nothing.
+
+    :param force: whether to install even if the environment variable turns it off
     """
     try:
         if is_installed() or (os.environ.get(ENVIRONMENT_VARIABLE) == "0" and not force):
@@ -113,13 +117,15 @@ def install(force: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Take the finder off ``sys.meta_path``; what was registered before stays."""
+    """Remove the finder from ``sys.meta_path``; registrations so far stay."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ZooFinder)]
 
 
 def warn(error: Exception) -> None:
     """
-    :param error: what kept TD3X from being registered
+    Warn that TD3X is not registered.
+
+    :param error: the reason
     """
     import warnings
 
@@ -129,5 +135,5 @@ def warn(error: Exception) -> None:
     )
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    except RuntimeWarning:  # `python -W error`: still no reason to stop a program that may not use TD3X at all
+    except RuntimeWarning:  # `python -W error` must not stop a program that may not even use TD3X
         print(message, file=sys.stderr)

@@ -32,22 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and argv[0] in DELEGATED:
         command = importlib.import_module(DELEGATED[argv[0]][0])
         return int(command.main(argv[1:]))
-    args = make_parser().parse_args(argv)
+    args = _make_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """
-    Make the parser of all commands; it names the delegated ones for its help alone.
-
-    :return: a parser whose arguments have ``run``, the function of the command
-    """
+def _make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands; the delegated ones stand in its help alone."""
     parser = argparse.ArgumentParser(
         prog="td3x" if Path(sys.argv[0]).stem == "td3x" else "python -m sb3_td3x",
         description="Without a command: print version, registration with RL Zoo, and paths.",
     )
-    parser.set_defaults(run=print_status)
+    parser.set_defaults(run=_print_status)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     trusted = argparse.ArgumentParser(add_help=False)
     trusted.add_argument(
@@ -60,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         "inspect", help="show what an agent's file contains", description="No code that the file holds is run."
     )
     inspect.add_argument("file", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
-    inspect.set_defaults(run=inspect_agent)
+    inspect.set_defaults(run=_inspect_agent)
 
     play = commands.add_parser(
         "play",
@@ -76,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     mode.add_argument("--stochastic", dest="deterministic", action="store_false")
     play.add_argument("--best", action="store_true", help="play the best agent of the evaluations, not the last one")
     play.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
-    play.set_defaults(run=play_folder)
+    play.set_defaults(run=_play_folder)
 
     resume = commands.add_parser(
         "resume",
@@ -87,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
         "ResumableCheckpoint among the callbacks of its YAML file. A run with code of your own (hooks, callbacks, "
         "wrappers, --gym-packages) needs --trusted.",
     )
-    resume.set_defaults(run=resume_folder)
+    resume.set_defaults(run=_resume_folder)
 
     zoo = commands.add_parser(
         "zoo",
@@ -96,20 +92,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     zoo.add_argument("name", help="a command of the zoo, such as train, enjoy, record_video or plots.all_plots")
     zoo.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    zoo.set_defaults(run=run_zoo)
+    zoo.set_defaults(run=_run_zoo)
 
     for name, (_, text) in DELEGATED.items():
         commands.add_parser(name, help=text)
     return parser
 
 
-def print_status(args: argparse.Namespace) -> int:
-    """
-    Print what is installed, and whether the zoo knows td3x.
-
-    :param args: not used
-    :return: exit code
-    """
+def _print_status(args: argparse.Namespace) -> int:
+    """Print what is installed, and whether the zoo knows td3x."""
     # Before anything here registers td3x: what a command of the zoo would see
     active = autoload.is_installed()
     import rl_zoo3
@@ -131,13 +122,8 @@ def print_status(args: argparse.Namespace) -> int:
     return 0
 
 
-def inspect_agent(args: argparse.Namespace) -> int:
-    """
-    Describe an agent's file.
-
-    :param args: ``file``
-    :return: exit code
-    """
+def _inspect_agent(args: argparse.Namespace) -> int:
+    """Describe an agent's file."""
     from sb3_td3x.files.inspect import describe_agent
 
     try:
@@ -147,13 +133,8 @@ def inspect_agent(args: argparse.Namespace) -> int:
     return 0
 
 
-def play_folder(args: argparse.Namespace) -> int:
-    """
-    Play the agent of a run.
-
-    :param args: ``folder``, and how to play it
-    :return: exit code
-    """
+def _play_folder(args: argparse.Namespace) -> int:
+    """Play the agent of a run."""
     import gymnasium as gym
 
     from sb3_td3x.validation import check_integer
@@ -170,13 +151,8 @@ def play_folder(args: argparse.Namespace) -> int:
     return 0
 
 
-def resume_folder(args: argparse.Namespace) -> int:
-    """
-    Resume a run.
-
-    :param args: ``folder`` of the run, ``trusted``
-    :return: exit code
-    """
+def _resume_folder(args: argparse.Namespace) -> int:
+    """Resume a run."""
     autoload.install(force=True)
     from sb3_td3x.zoo.resume import UnusableRunError, resume_run
 
@@ -187,13 +163,8 @@ def resume_folder(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_zoo(args: argparse.Namespace) -> int:
-    """
-    Run a command of the zoo.
-
-    :param args: ``name`` of the command and its ``arguments``
-    :return: exit code
-    """
+def _run_zoo(args: argparse.Namespace) -> int:
+    """Run a command of the zoo."""
     autoload.install(force=True)
     # For the commands that the zoo's record_training starts
     os.environ.pop(autoload.ENVIRONMENT_VARIABLE, None)

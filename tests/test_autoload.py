@@ -1,4 +1,4 @@
-"""The finder that makes TD3X known to the zoo. Most tests use small stand-ins for both, in processes of their own."""
+"""The start-up hook that registers TD3X. Most tests use small stand-ins for the zoo and TD3X, in separate processes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def patch_experiment_manager(module): calls.append(module.__name__)
 
 @pytest.fixture
 def site_dir(tmp_path: Path) -> Path:
-    """A folder like site-packages, with the autoload files and stand-ins for ``rl_zoo3`` and ``sb3_td3x``."""
+    """Make a folder like site-packages, with the autoload files and stand-ins for ``rl_zoo3`` and ``sb3_td3x``."""
     for name in ("_sb3_td3x_autoload.py", "sb3_td3x.pth", "sb3_td3x.start"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "rl_zoo3").mkdir()
@@ -39,7 +39,7 @@ def site_dir(tmp_path: Path) -> Path:
 
 
 def run_python(folder: Path, code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python that sees ``folder``, processes no start-up file by itself, and must end well."""
+    """Run code in a Python that sees ``folder`` and processes no start-up files; it must succeed."""
     process = subprocess.run(
         [sys.executable, "-S", *options, "-c", code],
         env={**os.environ, "SB3_TD3X_AUTOLOAD": "", "PYTHONPATH": str(folder), **environment},
@@ -53,7 +53,7 @@ def run_python(folder: Path, code: str, *options: str, **environment: str) -> su
 
 
 def test_start_up_files():
-    """Both files call the same function, in the forms that Python up to 3.14 and from 3.15 on require."""
+    """Both files call the same function: one for Python up to 3.14, the other from 3.15 on."""
     assert (ROOT / "sb3_td3x.pth").read_text() == "import _sb3_td3x_autoload; _sb3_td3x_autoload.install()\n"
     entry_point = (ROOT / "sb3_td3x.start").read_text()
     assert entry_point == "_sb3_td3x_autoload:install\n"
@@ -135,7 +135,7 @@ print(rl_zoo3.utils.ALGOS, autoload.is_installed())
 
 
 def test_missing_module_does_not_stop_python(site_dir: Path):
-    """A ``.pth`` file that outlived its package: Python itself reports it and goes on."""
+    """If only the ``.pth`` file is left of a package, Python reports it and continues."""
     (site_dir / "_sb3_td3x_autoload.py").unlink()
     assert run_python(site_dir, "import os, site; site.addsitedir(os.getcwd()); print('on')").stdout.strip() == "on"
 
@@ -156,7 +156,7 @@ except ModuleNotFoundError as error:
 
 
 def test_other_algorithms_are_unchanged():
-    """The zoo's own dictionaries with TD3X are those without it, plus td3x."""
+    """Registration only adds td3x to the zoo's dictionaries."""
     code = """
 import json, sys
 import _sb3_td3x_autoload as autoload

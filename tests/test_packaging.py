@@ -141,6 +141,18 @@ def test_install_and_uninstall(kind: str, source: Path, dist: Path, environment:
     assert str(environment.site_packages / "sb3_td3x.pth") in status
     hyperparams = Path(status.partition("hyperparameters: ")[2].splitlines()[0])
     assert hyperparams.read_bytes() == (ROOT / "hyperparams/td3x.yml").read_bytes()
+    # From outside the clone: the zoo's command, and ours
+    run_folder = "logs/td3x/Pendulum-v1_1"
+    shared = ("--algo", "td3x", "--env", "Pendulum-v1", "-f", "logs")
+    small = ("-n", "150", "--save-freq", "100", "--eval-freq", "-1", "-params", "learning_starts:100")
+    environment("-m", "rl_zoo3.train", *shared, *small)
+    td3x = environment.python.with_name("td3x")
+    assert "num_timesteps: 150" in run(td3x, "inspect", f"{run_folder}/Pendulum-v1.zip", cwd=environment.folder)
+    assert "return so far" in run(td3x, "play", run_folder, "-n", "10", cwd=environment.folder)
+    assert "Resuming from" in run(td3x, "resume", run_folder, cwd=environment.folder)
+    run(td3x, "zoo", "enjoy", *shared, "-n", "10", "--no-render", cwd=environment.folder)
+    shutil.rmtree(environment.folder / "logs")
+
     if kind == "wheel":
         assert hyperparams.is_relative_to(environment.site_packages)
         assert "td3x" in environment("-m", "rl_zoo3.train", "--help")

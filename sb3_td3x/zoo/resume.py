@@ -23,6 +23,7 @@ from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
 from sb3_td3x.checkpoint.folder import Checkpoint, list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.checkpoint.logs import cut_monitor_files, go_on_monitoring, monitor_start
 from sb3_td3x.files.atomic import lock_folder
+from sb3_td3x.shaping import check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.manager import Hyperparams
 from sb3_td3x.zoo.register import ALGO
@@ -58,8 +59,6 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
         if run.algo != ALGO or run.args["optimize_hyperparameters"]:
             raise UnusableRunError(f"{folder} is not a training of {ALGO}")
         hyperparams = _zoo_hyperparams(run)
-        # Its module may be missing here
-        run.make_shaping()
         checkpoints = _checkpoints_of(hyperparams, folder)
     with _locked(checkpoints) as checkpoint:
         print(f"Resuming from {checkpoint.path}")
@@ -80,11 +79,11 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
 
 @contextlib.contextmanager
 def _unusable() -> Iterator[None]:
-    """Turn a ``ValueError`` into an ``UnusableRunError``."""
+    """Turn errors of reading a run into an ``UnusableRunError``."""
     try:
         yield
-    except ValueError as error:
-        raise UnusableRunError(str(error)) from None
+    except (ValueError, ImportError) as error:
+        raise UnusableRunError(str(error).replace("load with trusted=True", "add --trusted")) from None
 
 
 @contextlib.contextmanager
@@ -111,7 +110,7 @@ def _zoo_hyperparams(run: ZooRun) -> dict[str, Any]:
     hyperparams = {name: run.hyperparams[name] for name in _ZOO_HYPERPARAMS if name in run.hyperparams}
     if run.trusted:
         return hyperparams
-    where = str(run.config_folder / "config.yml")
+    where = str(run.config_file)
     modules = list(run.args.get("gym_packages") or [])
     for path, _ in named_in(hyperparams.get("callback")):
         if not isinstance(path, str) or path.rpartition(".")[0] not in CALLBACK_MODULES:
@@ -198,6 +197,10 @@ class ResumedExperiment(ExperimentManager):
         """Load the newest whole checkpoint."""
         with _unusable():
             model = TD3X.resume(self.checkpoints, env, self.device, trusted=self.run.trusted)
+            # `learn` would do this as well, but only after callbacks have started
+            if not self.run.trusted:
+                check_built_in(model.reward_shaping)
+            make_reward_shaping(model.reward_shaping)
         model.verbose = self.verbose
         return model
 
@@ -205,21 +208,8 @@ class ResumedExperiment(ExperimentManager):
         """Leave the settings of the run as they are."""
 
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train what remains of the run."""
-        super().learn(_Remaining(model))  # type: ignore[arg-type]
-
-
-class _Remaining:
-    """
-    An agent as the zoo's ``learn`` needs it, whose timesteps are counted from the start of the run.
-
-    :param model: the agent
-    """
-
-    def __init__(self, model: BaseAlgorithm):
-        self.model = model
-        self.env = model.env
-
-    def learn(self, total_timesteps: int, **kwargs: Any) -> None:
-        """Train until the run has ``total_timesteps``."""
-        self.model.learn(total_timesteps - self.model.num_timesteps, reset_num_timesteps=False, **kwargs)
+        """Train what remains of the run, with timesteps counted from its start."""
+        self.n_timesteps -= model.num_timesteps
+        learn = functools.partialmethod(TD3X.learn, reset_num_timesteps=False)
+        with mock.patch.object(TD3X, "learn", learn):
+            super().learn(model)

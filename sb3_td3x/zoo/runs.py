@@ -54,6 +54,7 @@ _DEFAULT_REPETITIONS = 4
 _SAFE_ALGORITHMS = ("td3x", "td3", "ddpg")
 _SAVED_AGENT = re.compile(r"rl_model_(\d+)_steps\.zip")
 
+_TRUST = "Trust it if the run is your own (--trusted)"
 _MAX_YAML_BYTES = 2**16
 # Values that refer to each other can stand for exponentially many
 _MAX_YAML_ALIASES = 20
@@ -81,17 +82,19 @@ class ZooRun:
             )
         self.folder = folder
         self.trusted = trusted
+        self.config_file = configs[0]
         # Named after the env
-        self.config_folder = configs[0].parent
-        self.hyperparams = read_zoo_yaml(self.config_folder / "config.yml", trusted)
-        self.args = read_zoo_yaml(self.config_folder / "args.yml", trusted)
+        self.config_folder = self.config_file.parent
+        self.args_file = self.config_folder / "args.yml"
+        self.hyperparams = read_zoo_yaml(self.config_file, trusted)
+        self.args = read_zoo_yaml(self.args_file, trusted)
         self.algo = self._name_in_args("algo")
         self.env_id = self._name_in_args("env")
 
     def _name_in_args(self, key: str) -> str:
         value = self.args.get(key)
         if not isinstance(value, str):
-            raise FileRefused(f"{self.config_folder / 'args.yml'} has {key}={reprlib.repr(value)}, expected a name")
+            raise FileRefused(f"{self.args_file} has {key}={reprlib.repr(value)}, expected a name")
         return value
 
     @property
@@ -105,7 +108,7 @@ class ZooRun:
         value = self.hyperparams.get("normalize")
         if not value:
             return None
-        return {} if value is True else parse_dict(value, f"normalize in {self.config_folder / 'config.yml'}")
+        return {} if value is True else parse_dict(value, f"normalize in {self.config_file}")
 
     @property
     def last_agent(self) -> Path:
@@ -137,18 +140,18 @@ class ZooRun:
         :return: the vectorized env
         :raises ValueError: a file is damaged, or the settings name something that needs to be trusted
         """
-        where = self.config_folder / "config.yml"
         # Gymnasium imports the module that stands before a colon in an id that is not registered
         if self.env_id not in gym.registry:
             raise FileRefused(
-                f"{self.config_folder / 'args.yml'} has env={self.env_id!r:.100}, which is not the id of a registered "
-                "env: name the package that registers it by --gym-packages"
+                f"{self.args_file} has env={self.env_id!r:.100}, which is not the id of a registered env: name the "
+                "package that registers it by --gym-packages"
             )
         env_kwargs = self.args.get("env_kwargs") or self.hyperparams.get("env_kwargs") or {}
         frame_stack = self.hyperparams.get("frame_stack") or 0
         if not isinstance(env_kwargs, dict) or type(frame_stack) is not int or not 0 <= frame_stack <= _MAX_FRAMES:
             raise FileRefused(
-                f"{where} has bad env_kwargs or frame_stack, expected a dictionary and an integer up to {_MAX_FRAMES}"
+                f"{self.config_file} has bad env_kwargs or frame_stack, expected a dictionary and an integer up to "
+                f"{_MAX_FRAMES}"
             )
         if render:
             env_kwargs = {"render_mode": "human", **env_kwargs}
@@ -160,8 +163,8 @@ class ZooRun:
         return VecFrameStack(env, frame_stack) if frame_stack > 0 else env
 
     def _wrapper(self, key: str, kind: type) -> Wrapper:
-        where = str(self.config_folder / "config.yml")
-        return make_wrapper(self.hyperparams.get(key), kind, where, None if self.trusted else WRAPPER_MODULES)
+        modules = None if self.trusted else WRAPPER_MODULES
+        return make_wrapper(self.hyperparams.get(key), kind, str(self.config_file), modules)
 
     def make_shaping(self) -> RewardShaping | None:
         """
@@ -175,8 +178,7 @@ class ZooRun:
             check_built_in(None if self.trusted else spec)
         except ValueError:
             raise FileRefused(
-                f"{self.config_folder / 'config.yml'} has reward_shaping={reprlib.repr(spec)}, which can run any code. "
-                "Trust it if the run is your own (--trusted)"
+                f"{self.config_file} has reward_shaping={reprlib.repr(spec)}, which can run any code. {_TRUST}"
             ) from None
         return make_reward_shaping(spec)
 
@@ -193,7 +195,7 @@ class ZooRun:
             unneeded: dict[str, Any] = {"learning_rate": 0.0, "qf_learning_rate": None, "reward_shaping": None}
             return TD3X.load(path, device="cpu", trusted=self.trusted, buffer_size=1, action_noise=None, **unneeded)
         if not self.trusted:
-            raise FileRefused(f"{path} is an agent of {self.algo}, which is pickled and can run code: trust it first")
+            raise FileRefused(f"{path} is an agent of {self.algo}, which is pickled and can run any code. {_TRUST}")
         # As in `enjoy`: schedules may be of classes that cannot be imported here
         kwargs: dict[str, Any] = {
             "custom_objects": {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0},
@@ -269,6 +271,7 @@ def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | N
         if modules is not None and (module not in modules or name in _WRITING_WRAPPERS):
             raise FileRefused(
                 f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(modules)} that writes nothing"
+                f". {_TRUST}"
             )
         cls = getattr(importlib.import_module(module), name, None) if module else None
         if not (isinstance(cls, type) and issubclass(cls, kind)):
@@ -324,19 +327,20 @@ def read_zoo_yaml(path: Path, trusted: bool = False) -> dict[str, Any]:
     :raises ValueError: it is damaged, or holds an object that only a trusted file may
     """
     with refusing(str(path)):
-        content = _read(path, _MAX_YAML_BYTES)
-        if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > _MAX_YAML_ALIASES:
-            raise FileRefused(f"{path} has more than {_MAX_YAML_ALIASES} aliases")
         try:
-            settings = yaml.unsafe_load(content) if trusted else yaml.load(content, _ZooLoader)
+            settings = yaml.unsafe_load(path.read_bytes()) if trusted else _load_safely(path)
         except yaml.constructor.ConstructorError as error:
-            raise FileRefused(
-                f"{path} holds a Python object, and these can run code: {error.problem}. Trust it if the run is your "
-                "own (--trusted)"
-            ) from None
+            raise FileRefused(f"{path} holds an object that can run any code ({error.problem}). {_TRUST}") from None
         if not isinstance(settings, dict):
             raise FileRefused(f"{path} holds {type(settings).__name__}, expected names and values")
         return dict(settings)
+
+
+def _load_safely(path: Path) -> Any:
+    content = _read(path, _MAX_YAML_BYTES)
+    if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > _MAX_YAML_ALIASES:
+        raise FileRefused(f"{path} has more than {_MAX_YAML_ALIASES} aliases")
+    return yaml.load(content, _ZooLoader)
 
 
 def parse_dict(text: Any, where: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """
-RL Zoo's commands with td3x, as a user types them: processes of their own, started in a folder that is not the
-repository, that know of TD3X by nothing but the installation.
+RL Zoo's commands with td3x, as a user types them: separate processes, started outside the repository, which know TD3X
+only through its installation.
 """
 
 import importlib.util
@@ -13,11 +13,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 from comparing import state_dicts_are_equal
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from processes import TIMEOUT, environment, run_python
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.monitor import load_results
@@ -27,15 +31,17 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint.folder import list_checkpoints
 from sb3_td3x.zoo.register import hyperparams_path
+from sb3_td3x.zoo.runs import ZooRun
+from sb3_td3x.zoo.search_space import convert_td3x_params
 
-# One worker for the whole module: its tests share trained agents
+# One pytest worker for the whole module: its tests share trained agents
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("zoo_commands")]
 
 ENV = "Pendulum-v1"
 LEARNING_STARTS = 100
 SMALL = (f"learning_starts:{LEARNING_STARTS}", "buffer_size:1000", "batch_size:16", "train_freq:1", "gradient_steps:1")
 SMALL_NET = "policy_kwargs:dict(net_arch=[16])"
-# The command of the README, and a schedule for the critics
+# As in the README, and a learning rate schedule for the critics
 DECAY = 0.9999
 ADDITIONS = (
     f"action_noise_decay:{DECAY}",
@@ -43,10 +49,10 @@ ADDITIONS = (
     "qf_learning_rate:'lin_7e-4'",
 )
 DEFAULT = yaml.safe_load(hyperparams_path("td3x").read_text())[ENV]
-# Steps of the agent that most tests share, and of the run that goes on from it
+# Steps of the run that most tests share, and of the run that continues it by `-i`
 STEPS, MORE_STEPS = 420, 220
 
-# Three commands in one process: most of their time is taken by imports
+# Three commands in one process, because most of their time is imports
 PLOT = """
 import runpy, sys
 
@@ -99,14 +105,14 @@ TD3XImage-v0:
 
 
 def run_module(folder: Path, module: str, *arguments: str, **variables: str) -> str:
-    """Run a module, which has to end well. Returns what it printed."""
+    """Run a module that must succeed, and return what it prints."""
     process = run_python(folder, "-m", module, *arguments, **variables)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 
 
 def agent(env_id: str = ENV, algo: str = "td3x") -> tuple[str, ...]:
-    """The arguments that all commands share."""
+    """Return the arguments that all commands share."""
     return "--algo", algo, "--env", env_id
 
 
@@ -115,9 +121,9 @@ class Run:
     """
     A run of ``rl_zoo3.train``.
 
-    :param folder: where it was started
-    :param path: where it wrote to
-    :param output: what it printed
+    :param folder: the working directory
+    :param path: the folder of the run
+    :param output: what was printed
     """
 
     folder: Path
@@ -131,7 +137,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An agent with the additions of TD3X, evaluated twice, with two checkpoints and its replay buffer."""
+    """Train an agent with TD3X's additions, two evaluations, two checkpoints and its replay buffer."""
     folder = tmp_path_factory.mktemp("user")
     output = run_module(
         folder,
@@ -144,7 +150,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def continued(trained: Run) -> Run:
-    """Goes on from the agent's zip; nothing that is no default of the YAML file is said again but sizes."""
+    """Continue from the agent's zip file; of its settings only the sizes are given again."""
     output = run_module(
         trained.folder,
         "rl_zoo3.train",
@@ -156,7 +162,7 @@ def continued(trained: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def normalized(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An agent of two envs in processes of their own, with normalized observations and rewards."""
+    """Train an agent in two env processes, with normalized observations and rewards."""
     folder = tmp_path_factory.mktemp("normalized")
     output = run_module(
         folder,
@@ -169,7 +175,7 @@ def normalized(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def package_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a user keeps a module of envs and hyperparameters for them."""
+    """Make a user's folder with a module of envs and hyperparameters for them."""
     folder = tmp_path_factory.mktemp("package")
     shutil.copy(Path(__file__).parents[1] / "helpers" / "zoo_helpers.py", folder)
     (folder / "config.yml").write_text(PACKAGE_CONFIG)
@@ -227,8 +233,8 @@ class TestTrain:
         assert (evaluations["results"] < -300).all()
 
 
-class TestGoingOn:
-    def test_counters_and_replay_buffer_go_on(self, continued: Run) -> None:
+class TestContinuing:
+    def test_counters_and_replay_buffer(self, continued: Run) -> None:
         assert "Loading pretrained agent" in continued.output
         assert "Loading replay buffer" in continued.output
         model = TD3X.load(continued.zip, device="cpu")
@@ -239,7 +245,7 @@ class TestGoingOn:
         model.load_replay_buffer(continued.path / "replay_buffer.pkl")
         assert model.replay_buffer.pos == STEPS + MORE_STEPS
 
-    def test_additions_survive_without_being_said_again(self, trained: Run, continued: Run) -> None:
+    def test_additions_without_giving_them_again(self, trained: Run, continued: Run) -> None:
         before, after = (TD3X.load(run.zip, device="cpu") for run in (trained, continued))
         assert after.reward_shaping == before.reward_shaping
         assert after.qf_learning_rate == "lin_7e-4"
@@ -247,6 +253,15 @@ class TestGoingOn:
         shaped = after.replay_buffer.rewards[STEPS : STEPS + 200].sum()
         assert load_results(str(continued.path)).r[0] == pytest.approx(10 * shaped, rel=1e-4)
         assert not state_dicts_are_equal(before.policy.state_dict(), after.policy.state_dict())
+
+    def test_settings_of_the_new_run_name_the_additions(self, continued: Run) -> None:
+        config = ZooRun(continued.path).hyperparams
+        assert config["action_noise_decay"] == DECAY
+        assert config["reward_shaping"] == {"sb3_td3x.shaping.RewardScale": {"scale": 0.1}}
+        assert config["policy_kwargs"] == {"net_arch": [16]}
+        printed = continued.output.partition("Hyperparameters of the pretrained agent")[2]
+        assert f"'action_noise_decay': {DECAY}" in printed
+        assert "'reward_shaping': {'sb3_td3x.shaping.RewardScale': {'scale': 0.1}}" in printed
 
 
 class TestPlaying:
@@ -272,7 +287,7 @@ class TestPlaying:
         assert "50/50" in output
 
     def test_record_training(self, normalized: Run) -> None:
-        """It also runs `python -m rl_zoo3.record_video`, and needs ffmpeg; one env here, two while training."""
+        """The command also runs `python -m rl_zoo3.record_video`, with one env where training had two."""
         pytest.importorskip("moviepy")
         ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
         programs = normalized.folder / "bin"
@@ -298,7 +313,7 @@ class TestPlaying:
 
 
 def test_plots(continued: Run) -> None:
-    """Of the two runs that lie in the folder."""
+    """Plot the two runs of the folder."""
     process = run_python(
         continued.folder,
         *("-c", PLOT, f"all_plots -a td3x -e {ENV} -f logs -print -o results"),
@@ -312,8 +327,26 @@ def test_plots(continued: Run) -> None:
     assert "</svg>" in (continued.folder / "results.svg").read_text()
 
 
+@pytest.mark.parametrize("storage", ["logs/td3x.log", "sqlite:///td3x.db"])
+def test_tuning(storage: str, tmp_path: Path) -> None:
+    """Try two sets of hyperparameters, then train with the better one."""
+    train = (*agent(), "-n", "110", "--storage", storage, "--study-name", "s", "-params", "learning_starts:100")
+    tune = ("-optimize", "--n-trials", "2", "--eval-episodes", "1", "--no-optim-plots")
+    assert "Best trial" in run_module(tmp_path, "rl_zoo3.train", *train, *tune)
+    output = run_module(tmp_path, "rl_zoo3.train", *train, "--trial-id", "best", "--eval-freq", "-1")
+
+    path = tmp_path / storage.removeprefix("sqlite:///")
+    is_journal = storage.endswith(".log")
+    opened: Any = JournalStorage(JournalFileBackend(str(path))) if is_journal else f"sqlite:///{path}"
+    best = optuna.load_study(study_name="s", storage=opened).best_trial
+    assert f"Loading the trial {best.number} of the Optuna study s\n" in output
+    (run,) = (path for path in tmp_path.glob(f"logs/td3x/{ENV}_*") if (path / f"{ENV}.zip").exists())
+    expected = {**convert_td3x_params(best.params), "learning_starts": 100}
+    assert ZooRun(run).hyperparams.items() >= expected.items()
+
+
 class TestOwnEnvs:
-    """Envs of a user's module, which the zoo imports by ``--gym-packages``."""
+    """Envs of a user's module, which the zoo imports for ``--gym-packages``."""
 
     def test_hindsight_replay_through_the_zoos_cli(self, package_folder: Path) -> None:
         variables = {"PYTHONPATH": str(package_folder)}
@@ -330,7 +363,7 @@ class TestOwnEnvs:
         assert "Success rate: " in output
 
     def test_images_where_start_up_files_are_disabled(self, package_folder: Path) -> None:
-        """Trained where the environment variable says so, played where Python processes no start-up file at all."""
+        """Train with the environment variable set, play with a Python that processes no start-up files."""
         shared = (*agent("TD3XImage-v0"), "--gym-packages", "zoo_helpers")
         options = ("--conf-file", "config.yml", "--eval-freq", "30", "--eval-episodes", "1")
         variables = {"SB3_TD3X_AUTOLOAD": "0", "PYTHONPATH": str(package_folder)}
@@ -378,7 +411,7 @@ def test_bad_value_stops_with_one_clear_line(param: str, last_line: str, tmp_pat
 
 
 def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> None:
-    """Document 002's settings, and Ctrl-C after its second episode."""
+    """Press Ctrl-C after the second episode, with the settings of document 002."""
     conf_file = str(hyperparams_path("documents"))
     monitor = tmp_path / f"logs/td3x/{ENV}_1/0.monitor.csv"
     with (tmp_path / "output.txt").open("w+") as output:
@@ -388,12 +421,12 @@ def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> Non
             env=environment(),
             stdout=output,
             stderr=subprocess.STDOUT,
-            # What a shell starts in the background ignores SIGINT, and so do its children
+            # A shell's background jobs ignore SIGINT, and so do their children
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             deadline = time.monotonic() + TIMEOUT
-            # Two lines of header, one line an episode, written before the episode's last step is counted
+            # Two lines of header, then one line per episode, written before the episode's last step is counted
             while not monitor.exists() or len(monitor.read_text().splitlines()) < 4:
                 assert process.poll() is None, (tmp_path / "output.txt").read_text()
                 assert time.monotonic() < deadline
@@ -417,7 +450,7 @@ def test_interrupted_run_of_a_documents_settings_is_saved(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def td3_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """The same run of SB3's TD3 with TD3X turned off, and with TD3X there."""
+    """Train SB3's TD3 without TD3X and with it."""
     runs = []
     for name, variables in (("without", {"SB3_TD3X_AUTOLOAD": "0"}), ("with", {})):
         folder = tmp_path_factory.mktemp(name)
@@ -442,7 +475,7 @@ def test_td3_is_unchanged(td3_runs: list[Run]) -> None:
     assert state_dicts_are_equal(models[0].policy.state_dict(), models[1].policy.state_dict())
 
 
-def test_td3x_goes_on_from_an_agent_of_td3(td3_runs: list[Run]) -> None:
+def test_td3x_continues_an_agent_of_td3(td3_runs: list[Run]) -> None:
     folder, zip_file = td3_runs[1].folder, td3_runs[1].zip
     options = ("-i", str(zip_file), "-n", "110", "--eval-freq", "-1", "-params", *SMALL, "policy_delay:1")
     output = run_module(folder, "rl_zoo3.train", *agent(), *options)

@@ -267,12 +267,19 @@ def test_run_without_a_checkpoint(
 @pytest.mark.parametrize(
     ("args", "config", "message"),
     [
-        (ARGS + "x: !!python/object/apply:os.mkdir [sentinel]", "a: 1", r"args\.yml holds a Python object"),
-        (ARGS, "policy: !!python/name:sentinel.Policy ''", r"config\.yml holds a Python object"),
+        (
+            ARGS + "x: !!python/object/apply:os.mkdir [sentinel]",
+            "a: 1",
+            r"args\.yml holds an object .*--trusted",
+        ),
+        (
+            ARGS,
+            "policy: !!python/name:sentinel.Policy ''",
+            r"config\.yml holds an object .*--trusted",
+        ),
         (ARGS, "env_wrapper: sentinel.Wrapper", "asks for the wrapper 'sentinel.Wrapper'"),
         (ARGS, "vec_env_wrapper: [sentinel.Wrapper]", "asks for the wrapper 'sentinel.Wrapper'"),
         (ARGS, "callback: sentinel.Callback", "imports sentinel.Callback: add --trusted"),
-        (ARGS, "reward_shaping: {sentinel.Hook: {}}", "has reward_shaping={'sentinel.Hook': {}}.*--trusted"),
         (ARGS, "normalize: open('sentinel', 'w')", "normalize in .*config.yml is .*, expected a dictionary"),
         (ARGS, "monitor_kwargs: open('sentinel', 'w')", "monitor_kwargs in .*config.yml is"),
         (ARGS, "policy_kwargs: open('sentinel', 'w')", "There is no checkpoint"),
@@ -327,7 +334,7 @@ def test_run_with_a_hook_of_the_users_own(tmp_path: Path) -> None:
     files = {path: path.stat().st_mtime_ns for path in train_folder.rglob("*") if path.name != ".lock"}
 
     run = str(train_folder / RUN)
-    for options, message in (([], "trust"), (["--trusted"], "No module named 'my_hooks'")):
+    for options, message in (([], "add --trusted"), (["--trusted"], "No module named 'my_hooks'")):
         process = run_python(other, "-m", "sb3_td3x", "resume", run, *options, PYTHONPATH=root)
         assert process.returncode == 2
         (line,) = process.stderr.splitlines()

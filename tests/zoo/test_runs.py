@@ -186,7 +186,7 @@ class TestYaml:
 
     def test_other_classes_need_trust(self, folder: Path) -> None:
         change(folder, "config.yml", policy=CountingEnv)
-        with pytest.raises(ValueError, match=r"config\.yml holds a Python object.* it names envs\.CountingEnv.*--trus"):
+        with pytest.raises(ValueError, match=r"config\.yml holds an object .*it names envs\.CountingEnv.*--trus"):
             ZooRun(folder)
         assert ZooRun(folder, trusted=True).hyperparams["policy"] is CountingEnv
 
