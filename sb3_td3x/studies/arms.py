@@ -22,7 +22,7 @@ from sb3_td3x.shaping import check_built_in
 from sb3_td3x.studies.results import RESERVED_NAMES
 from sb3_td3x.validation import check_number
 from sb3_td3x.zoo.register import ALGO, hyperparams_path
-from sb3_td3x.zoo.runs import WRAPPER_MODULES, action_repeat, make_wrapper, zoo_algorithms
+from sb3_td3x.zoo.runs import WRAPPER_MODULES, action_repeat, make_wrapper, named_in, zoo_algorithms
 
 Entry = dict[str, Any]
 
@@ -464,8 +464,10 @@ def check_trusted(arms: Sequence[Arm]) -> None:
     Check that the arms name no code of the user's own, which runs only if it is trusted.
 
     :param arms: the arms
-    :raises ValueError: a wrapper or a hook of an arm is none of the known ones
+    :raises ValueError: a wrapper, a callback or a hook of an arm is none of the known ones
     """
+    from sb3_td3x.zoo.resume import CALLBACK_MODULES
+
     for arm in arms:
         for env, entry in arm.hyperparams.items():
             where = f"The arm {arm.name} in {env}"
@@ -474,6 +476,12 @@ def check_trusted(arms: Sequence[Arm]) -> None:
                 make_wrapper(entry.get("vec_env_wrapper"), VecEnvWrapper, where, WRAPPER_MODULES)
             except ValueError as error:
                 raise ValueError(f"{error}. Wrappers of your own need --trusted") from None
+            for path, _ in named_in(entry.get("callback")):
+                if path.rpartition(".")[0] not in CALLBACK_MODULES:
+                    raise ValueError(
+                        f"{where} has the callback {path!r}, expected one of {', '.join(CALLBACK_MODULES)}. Callbacks "
+                        "of your own need --trusted"
+                    )
             try:
                 check_built_in(entry.get("reward_shaping"))
             except ValueError:

@@ -123,7 +123,7 @@ def _render(results: Results, statistics: pd.DataFrame, folder: Path) -> str:
             _draw_overall(normalized, statistics[statistics["env"] == ALL_ENVS], drawn, colors, folder / "pictures")
     missing: dict[str, list[str]] = {}
     for run in results.missing:
-        missing.setdefault(f"{run.env}, {run.arm}: seeds ", []).append(str(run.seed))
+        missing.setdefault(f"{run.env}, {run.arm}: seed ", []).append(str(run.seed))
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -224,7 +224,7 @@ def _arms_table(results: Results) -> pd.DataFrame:
         {
             "arm": arm,
             "algorithm": settings["algo"],
-            "what it is": settings["description"],
+            "what it is": escape(settings["description"]),
             "envs": ", ".join(settings["hyperparams"]),
         }
         for arm, settings in arms.items()
@@ -366,8 +366,7 @@ def _code(text: str) -> str:
 def _table(frame: pd.DataFrame) -> str:
     """Return a table of texts as Markdown."""
     lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
-    cells = [[cell if cell == "---" else escape(cell) for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _to_html(text: str, folder: Path) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import pandas as pd  # type: ignore[import-untyped]
 import sqlalchemy
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
@@ -511,13 +512,9 @@ def print_calls(rows: list[dict[str, Any]]) -> None:
 
     :param rows: results of ``measure_calls``
     """
-    names = list(rows[0]["milliseconds"])
     print("\nMilliseconds of a call by a single worker, and of the database's processor\n")
-    print("| finished | running | " + " | ".join(names) + " | database: first read | database: read trials |")
-    print("|" + "---|" * (len(names) + 4))
-    for row in rows:
-        cells = [row["milliseconds"][name] for name in names] + list(row["database_milliseconds"].values())
-        print(f"| {row['finished']} | {row['running']} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+    table = pd.json_normalize(rows)
+    print(table.rename(columns=lambda name: name.rpartition(".")[2]).to_string(index=False, float_format="%.1f"))
 
 
 def print_simulations(rows: list[dict[str, Any]]) -> None:
@@ -526,24 +523,13 @@ def print_simulations(rows: list[dict[str, Any]]) -> None:
 
     :param rows: results of ``simulate``
     """
-    names = ["connect", "begin trial", "15 parameters", "report", "should prune", "heartbeat", "end trial", "behind"]
-    print(
-        f"\nWorkers side by side, trials of {rows[0]['trial_seconds']:g} s; median / 99th percentile in milliseconds\n"
+    print("\nWorkers side by side, and milliseconds of each call\n")
+    columns = ["workers", *(name for name in rows[0] if name.endswith(("_per_second", "_cores")))]
+    print(pd.DataFrame(rows)[columns].to_string(index=False, float_format="%.3f"), "\n")
+    calls = pd.DataFrame(
+        {"workers": row["workers"], "call": name, **call} for row in rows for name, call in row["milliseconds"].items()
     )
-    print(
-        "| workers | calls/s | commits/s | rows/s | WAL kB/s | database cores | worker cores | "
-        + " | ".join(names)
-        + " |"
-    )
-    print("|" + "---|" * (len(names) + 7))
-    for row in rows:
-        cells = [f"{row[key]:.1f}" for key in ("calls_per_second", "commits_per_second", "rows_per_second")]
-        cells += [f"{row['wal_bytes_per_second'] / 1000:.1f}"]
-        cells += [f"{row[key]:.3f}" for key in ("database_cores", "worker_cores")]
-        for name in names:
-            call = row["milliseconds"].get(name)
-            cells.append(f"{call['median']:.1f} / {call['p99']:.1f}" if call else "-")
-        print(f"| {row['workers']} | " + " | ".join(cells) + " |")
+    print(calls.to_string(index=False, float_format="%.1f"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

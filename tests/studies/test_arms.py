@@ -244,6 +244,7 @@ def test_the_noise_decays_over_decisions(tmp_path: Path) -> None:
     [
         ({"env_wrapper": [{"of_mine.Wrapper": {"x": 1}}]}, "asks for the wrapper 'of_mine.Wrapper'.*need --trusted"),
         ({"vec_env_wrapper": "of_mine.Wrapper"}, "asks for the wrapper 'of_mine.Wrapper'.*need --trusted"),
+        ({"callback": [{"of_mine.Callback": {}}]}, "The arm a in E has the callback 'of_mine.Callback'.*--trusted"),
         ({"reward_shaping": "of_mine.hook"}, "The arm a in E has reward_shaping='of_mine.hook', expected.*--trusted"),
     ],
 )

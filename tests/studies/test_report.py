@@ -86,8 +86,8 @@ def test_page_loads_nothing(study: Path) -> None:
 def test_page_says_what_is_missing(study: Path) -> None:
     text = Page((study / "report" / "report.html").read_text()).text
     assert "12 of 15 runs have finished" in text
-    assert "LunarLanderContinuous-v3, no-delay: seeds 3" in text
-    assert "Pendulum-v1, ddpg: seeds 2, 3" in text
+    assert "LunarLanderContinuous-v3, no-delay: seed 3" in text
+    assert "Pendulum-v1, ddpg: seed 2, 3" in text
     assert "failures/ddpg-Pendulum-v1-2.log: RuntimeError: <out> of 'memory'" in text
     assert "Intervals and comparisons need 3 seeds, so they are left out for ddpg (1)." in text
     assert "left out for no-delay (2)." in text
