@@ -1,9 +1,8 @@
 """
-The arms of a study: which hyperparameters each trains with, in the format of the zoo's YAML files.
+The arms of a study: which hyperparameters each one trains with, in the format of the zoo's YAML files.
 
-The ablation's are those of document 002 (all of TD3, and without each of its six tricks), DDPG (document 001), and the
-two additions of TD3X, noise decay and reward shaping, on where the env's entry has them off and off where it has them
-on.
+The arms of the ablation are TD3, TD3 without each of its six tricks, DDPG, and the two additions of TD3X: noise decay
+and reward shaping, switched off where the env's entry has them, and on where it does not.
 """
 
 import difflib
@@ -11,46 +10,40 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import yaml
-from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnvWrapper
 
-import _sb3_td3x_autoload as autoload
-from sb3_td3x.studies.records import RESERVED
+from sb3_td3x.shaping import check_built_in
+from sb3_td3x.studies.results import RESERVED_NAMES
 from sb3_td3x.validation import check_number
 from sb3_td3x.zoo.register import ALGO, hyperparams_path
+from sb3_td3x.zoo.runs import WRAPPER_MODULES, action_repeat, make_wrapper, named_in, zoo_algorithms
 
 Entry = dict[str, Any]
 
 FULL = "full"
-# What the zoo itself takes out of an entry; everything else goes to the algorithm's constructor
+# Keys that the zoo takes out of an entry; all others go to the constructor of the algorithm
 _ZOO_KEYS = (
     *("n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback"),
     *("env_kwargs", "monitor_kwargs", "noise_type", "noise_std"),
 )
-# Arguments of the constructor that the zoo gives itself
-_OF_THE_ZOO = ("self", "env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model")
-# The zoo's and SB3's wrappers that repeat each action, and the argument that says how often, by default 4 times
-_REPEATING = {
-    "rl_zoo3.wrappers.FrameSkip": "skip",
-    "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv": "skip",
-    "stable_baselines3.common.atari_wrappers.AtariWrapper": "frame_skip",
-}
-_DEFAULT_SKIP = 4
-# They end a training early, where all of a study are to be of one length
-_STOPPING = (
+# Arguments of the constructor that the zoo sets itself
+_SET_BY_ZOO = ("self", "env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model")
+# Callbacks that end a training early; all trainings of a study have the same length
+_STOPPING = {
     "sb3_td3x.callbacks.StopWhenSolved",
     "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes",
-)
-# They say nothing without exploration noise
+}
 _NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
-# Where the entry has no decay: the noise halves this many times in a training, down to a floor
+# The arm with noise decay: the noise halves this many times in a training, down to a floor
 DECAY_HALVINGS = 5
 DECAY_MIN_SCALE = 0.1
-# Where the entry has no shaping, and for envs in which a fall costs -100 only; as for BipedalWalkerHardcore at first
+# The arm with reward shaping, for envs where a fall costs 100
 FALL_SHAPING = [
     {"sb3_td3x.shaping.FallPenalty": {"threshold": -90.0, "penalty": -1.0}},
     {"sb3_td3x.shaping.RewardScale": {"scale": 5.0}},
@@ -63,10 +56,10 @@ class Arm:
     """
     One of the alternatives that a study compares.
 
-    :param name: its name, which is also that of its folder
+    :param name: name of the arm and of its folder
     :param algo: name of the algorithm in the zoo
-    :param description: what it is, in a few words
-    :param hyperparams: for each env, the entry of the zoo's YAML
+    :param description: what the arm is, in a few words
+    :param hyperparams: for each env, an entry in the format of the zoo's YAML files
     """
 
     name: str
@@ -78,13 +71,13 @@ class Arm:
 @dataclass(frozen=True)
 class Trick:
     """
-    One of TD3's tricks (document 002), and how to do without it.
+    One of TD3's tricks, and the hyperparameters that switch it off.
 
-    :param arm: name of the arm without it
+    :param arm: name of the arm without the trick
     :param description: what that arm is, in a few words
-    :param changes: hyperparameters without it
-    :param policy_kwargs: arguments of the policy without it
-    :param removed: hyperparameters that the arm does not have
+    :param changes: hyperparameters that change
+    :param policy_kwargs: arguments of the policy that change
+    :param removed: hyperparameters that are taken out
     """
 
     arm: str
@@ -93,16 +86,7 @@ class Trick:
     policy_kwargs: Mapping[str, Any]
     removed: Sequence[str] = ()
 
-    def without(self, entry: Entry) -> Entry:
-        """
-        :param entry: hyperparameters of an env
-        :return: those without the trick
-        """
-        kept = {key: value for key, value in entry.items() if key not in self.removed}
-        return with_policy_kwargs({**kept, **self.changes}, self.policy_kwargs)
 
-
-# In the order of document 002
 TRICKS = (
     Trick("stochastic-policy", "without deterministic policy", {}, {"stochastic_actor": True}, _NOISE_KEYS),
     Trick("no-replay", "without replay", {"buffer_size": 1, "batch_size": 1}, {}),
@@ -112,26 +96,23 @@ TRICKS = (
     Trick("no-delay", "without delayed policy updates", {"policy_delay": 1}, {}),
     Trick("no-clipping", "without clipped double Q", {"clipped_double_q": False}, {}),
 )
-DDPG = Trick("ddpg", "DDPG (document 001)", {"policy_delay": 1, "target_policy_noise": 0.0}, {"n_critics": 1})
-
-
-def zoo_algorithms() -> dict[str, type[BaseAlgorithm]]:
-    """
-    :return: the zoo's algorithms by name, td3x among them
-    """
-    autoload.install(force=True)
-    from rl_zoo3 import ALGOS
-
-    return dict(ALGOS)
+DDPG = Trick(
+    "ddpg",
+    "DDPG: one critic, no delay, no smoothing",
+    {"policy_delay": 1, "target_policy_noise": 0.0},
+    {"n_critics": 1},
+)
 
 
 def check_choice(what: str, value: Any, allowed: Iterable[str]) -> str:
     """
+    Check that a name exists.
+
     :param what: what is named, for the error
-    :param value: a name
+    :param value: the name
     :param allowed: the names that exist
     :return: the name
-    :raises ValueError: it is none of them; names the closest
+    :raises ValueError: there is no such name; names the closest
     """
     names = list(allowed)
     if not isinstance(value, str):
@@ -145,9 +126,11 @@ def check_choice(what: str, value: Any, allowed: Iterable[str]) -> str:
 
 def read_entries(path: Path) -> dict[str, Entry]:
     """
-    :param path: a YAML file in the zoo's format
-    :return: the hyperparameters of each env
-    :raises ValueError: it is no such file
+    Read a YAML file of hyperparameters.
+
+    :param path: the file, in the zoo's format
+    :return: for each env its entry
+    :raises ValueError: the file cannot be read or has another format
     """
     content = _read_yaml(path)
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
@@ -156,11 +139,6 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 
 def _read_yaml(path: Path) -> Any:
-    """
-    :param path: a YAML file
-    :return: what it holds
-    :raises ValueError: it cannot be read
-    """
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -169,16 +147,18 @@ def _read_yaml(path: Path) -> Any:
 
 def entries_of(algo: str) -> Path:
     """
-    :param algo: name of an algorithm in the zoo
-    :return: the YAML file with its hyperparameters
-    :raises ValueError: there is none
+    Return the zoo's YAML file of an algorithm.
+
+    :param algo: name of the algorithm in the zoo
+    :return: the file with its hyperparameters
+    :raises ValueError: the algorithm is unknown, or has no file
     """
     import rl_zoo3
 
     check_choice("The algorithm", algo, zoo_algorithms())
     if algo == ALGO:
         return hyperparams_path()
-    # As in the zoo: inside the package where installed, else at the root of the repository
+    # As in the zoo: inside the installed package, or at the root of the repository
     package = Path(rl_zoo3.__file__).parent
     for folder in (package, package.parent):
         path = folder / "hyperparams" / f"{algo}.yml"
@@ -189,11 +169,13 @@ def entries_of(algo: str) -> Path:
 
 def entry_of(path: Path, algo: str, env: str) -> Entry:
     """
-    :param path: a YAML file in the zoo's format
+    Return the hyperparameters that the zoo would train with.
+
+    :param path: YAML file in the zoo's format
     :param algo: name of the algorithm
-    :param env: id of an env
-    :return: what the zoo would train with
-    :raises ValueError: the file has neither the env nor a default, or a hyperparameter that the algorithm does not have
+    :param env: id of the env
+    :return: the entry of the env, or the default
+    :raises ValueError: there is no entry, or it has a hyperparameter that is unknown or not allowed
     """
     from rl_zoo3.exp_manager import ExperimentManager
 
@@ -210,12 +192,14 @@ def entry_of(path: Path, algo: str, env: str) -> Entry:
 
 def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> None:
     """
+    Check hyperparameters before a training fails on them.
+
     :param hyperparams: names and values
     :param algo: name of the algorithm
-    :param where: where they stand, for the error
-    :raises ValueError: the algorithm has none of this name, with the closest; or a number is text, as 1e-3 is in YAML
+    :param where: file and entry, for the error
+    :raises ValueError: the algorithm has no such hyperparameter, or a number is text, as 1e-3 is in YAML
     """
-    arguments = [it for it in inspect.signature(zoo_algorithms()[algo].__init__).parameters if it not in _OF_THE_ZOO]
+    arguments = [it for it in inspect.signature(zoo_algorithms()[algo].__init__).parameters if it not in _SET_BY_ZOO]
     for name, value in hyperparams.items():
         check_choice(f"{where}: the hyperparameter", name, [*arguments, *_ZOO_KEYS])
         if isinstance(value, str) and _is_number(value):
@@ -226,10 +210,6 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
 
 
 def _is_number(text: str) -> bool:
-    """
-    :param text: a text
-    :return: whether it is that of a number
-    """
     try:
         float(text)
     except ValueError:
@@ -237,53 +217,45 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def action_repeat(entry: Mapping[str, Any]) -> int:
-    """
-    :param entry: hyperparameters of an env
-    :return: env steps for each timestep that the zoo counts, that is for each decision of the agent
-    """
-    wrappers = entry.get("env_wrapper") or []
-    repeat = 1
-    for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
-        for name, kwargs in wrapper.items() if isinstance(wrapper, dict) else [(wrapper, {})]:
-            if name in _REPEATING:
-                repeat *= int((kwargs or {}).get(_REPEATING[name], _DEFAULT_SKIP))
-    return repeat
-
-
 def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     """
-    :param entry: hyperparameters; ``policy_kwargs`` as a dictionary, or as text that the zoo evaluates
+    Change arguments of the policy.
+
+    :param entry: hyperparameters, with ``policy_kwargs`` as a dictionary, or as text that the zoo evaluates
     :param changes: arguments of the policy that change
-    :return: hyperparameters with the changes
+    :return: the hyperparameters with the changes
     """
     if not changes:
         return entry
     present = entry.get("policy_kwargs") or {}
     if isinstance(present, str):
-        # It may name classes that only the zoo knows
+        # The text may name classes that only the zoo imports
         return {**entry, "policy_kwargs": f"dict({present}, {', '.join(f'{k}={v!r}' for k, v in changes.items())})"}
     return {**entry, "policy_kwargs": {**present, **changes}}
 
 
 def without_tricks(entry: Entry, tricks: Sequence[Trick]) -> Entry:
     """
+    Switch tricks off.
+
     :param entry: hyperparameters of an env
-    :param tricks: what to do without
-    :return: hyperparameters without them
+    :param tricks: the tricks
+    :return: the hyperparameters without them
     """
     policy_kwargs: dict[str, Any] = {}
     for trick in tricks:
-        entry = Trick(trick.arm, trick.description, trick.changes, {}, trick.removed).without(entry)
-        policy_kwargs.update(trick.policy_kwargs)
+        entry = {key: value for key, value in entry.items() if key not in trick.removed} | dict(trick.changes)
+        policy_kwargs |= trick.policy_kwargs
     return with_policy_kwargs(entry, policy_kwargs)
 
 
-def switched_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
+def switch_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
     """
+    Switch noise decay off, or on where it is off.
+
     :param entry: hyperparameters of an env
     :param timesteps: length of the training as the zoo counts
-    :return: name of the arm, and the hyperparameters without decay, or with it if they have none; None: no noise
+    :return: name of the arm, and its hyperparameters; None: there is no noise
     """
     if entry.get("noise_type") is None:
         return None
@@ -294,12 +266,13 @@ def switched_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
     return "decay", {**entry, "action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
 
 
-def switched_shaping(entry: Entry, env: str) -> tuple[str, Entry] | None:
+def switch_shaping(entry: Entry, env: str) -> tuple[str, Entry] | None:
     """
+    Switch reward shaping off, or on where it is off.
+
     :param entry: hyperparameters of an env
-    :param env: its id
-    :return: name of the arm, and the hyperparameters without shaping, or with it if they have none; None: nothing is
-        known that would make sense
+    :param env: id of the env
+    :return: name of the arm, and its hyperparameters; None: no shaping is known for this env
     """
     if entry.get("reward_shaping") is not None:
         return "no-shaping", {key: value for key, value in entry.items() if key != "reward_shaping"}
@@ -314,11 +287,13 @@ def ablation_arms(
     names: Sequence[str] | None = None,
 ) -> list[Arm]:
     """
+    Return the arms of an ablation of TD3.
+
     :param envs: ids of the envs
     :param timesteps: length of the trainings in env steps; None: that of each env's entry
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :param all_64: whether to take every combination of the six tricks
-    :param names: the arms to take; None: all
+    :param names: names of the arms to take; None: all
     :return: the arms; one that equals another in an env is left out there, with a printed line
     :raises ValueError: an arm or an env is unknown, or an env has none of the arms
     """
@@ -335,32 +310,40 @@ def ablation_arms(
             for tricks in itertools.combinations(TRICKS, count):
                 name = "+".join(trick.arm for trick in tricks)
                 add(name, ", ".join(trick.description for trick in tricks), env, without_tricks(entry, tricks))
-        add(DDPG.arm, DDPG.description, env, DDPG.without(entry))
+        add(DDPG.arm, DDPG.description, env, without_tricks(entry, [DDPG]))
         decisions = int(entry["n_timesteps"]) if timesteps is None else timesteps // action_repeat(entry)
         for what, switched in (
-            ("noise decay", switched_decay(entry, decisions)),
-            ("reward shaping", switched_shaping(entry, env)),
+            ("noise decay", switch_decay(entry, decisions)),
+            ("reward shaping", switch_shaping(entry, env)),
         ):
-            if switched is None:
-                print(f"{env}: no arm for {what}, it has none, and no setting is known that would make sense")
-            else:
+            if switched is not None:
                 add(switched[0], f"{'without' if switched[0].startswith('no-') else 'with'} {what}", env, switched[1])
     if names is not None:
-        for name in names:
-            check_choice("The arm", name, arms)
-        for env in envs:
-            known = [name for name, arm in arms.items() if env in arm.hyperparams]
-            if not set(names) & set(known):
-                raise ValueError(f"{env} has none of the arms {', '.join(names)}: expected one of {', '.join(known)}")
-        arms = {name: arm for name, arm in arms.items() if name in names}
+        arms = _named(arms, names, envs)
     return without_equals(without_stops(list(arms.values())))
+
+
+def _named(arms: Mapping[str, Arm], names: Sequence[str], envs: Sequence[str]) -> dict[str, Arm]:
+    """Return the named arms, and print in which envs one of them does not exist."""
+    for name in names:
+        check_choice("The arm", name, arms)
+    for env in envs:
+        known = [name for name, arm in arms.items() if env in arm.hyperparams]
+        if not set(names) & set(known):
+            raise ValueError(f"{env} has none of the arms {', '.join(names)}: expected one of {', '.join(known)}")
+        for name in names:
+            if name not in known:
+                print(f"{env} has no arm {name}")
+    return {name: arm for name, arm in arms.items() if name in names}
 
 
 def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
     """
+    Return an arm for each algorithm, with the algorithm's own hyperparameters.
+
     :param algos: names of algorithms in the zoo
     :param envs: ids of the envs
-    :return: an arm for each algorithm, with its own hyperparameters
+    :return: the arms
     :raises ValueError: an algorithm is unknown, or its file has no entry for an env
     """
     arms = []
@@ -372,12 +355,14 @@ def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
 
 def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -> list[Arm]:
     """
-    :param file: YAML file: the name of each arm, and below it the hyperparameters that change, null for those that go;
-        ``algo`` names another algorithm than td3x
+    Return the arms that a YAML file describes.
+
+    :param file: YAML file: the name of each arm, and below it the hyperparameters that change, null for those to take
+        out; ``algo`` names another algorithm than td3x
     :param envs: ids of the envs
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :return: the arms; one that equals another in an env is left out there, with a printed line
-    :raises ValueError: the file or what it names is not valid
+    :raises ValueError: the file, or a name or value in it, is not valid
     """
     content = _read_yaml(file)
     if not isinstance(content, dict) or not content:
@@ -401,33 +386,36 @@ def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -
         for env in envs:
             entry = {**entry_of(path, algo, env), **changes}
             hyperparams[env] = {key: value for key, value in entry.items() if changes.get(key, value) is not None}
-        described = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "as the zoo's entry"
-        arms.append(Arm(check_arm_name(name), algo, described, hyperparams))
+        description = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "the zoo's entry"
+        arms.append(Arm(check_arm_name(name), algo, description, hyperparams))
     return without_equals(without_stops(arms))
 
 
 def check_arm_name(name: Any) -> str:
     """
+    Check that an arm can have a folder of its name.
+
     :param name: name of an arm
-    :return: it
-    :raises ValueError: it cannot be the name of a folder beside a study's others
+    :return: the name
+    :raises ValueError: the name is not allowed
     """
-    if not isinstance(name, str) or name in RESERVED or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", name):
+    if not isinstance(name, str) or name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name, re.A):
         raise ValueError(
             f"The arm {name!r} is not allowed, expected letters, digits, '_', '.', '+' or '-', and none of "
-            f"{', '.join(RESERVED)}"
+            f"{', '.join(RESERVED_NAMES)}"
         )
     return name
 
 
 def without_stops(arms: Sequence[Arm]) -> list[Arm]:
     """
-    :param arms: arms
-    :return: those without callbacks that end a training early, each with a printed line: all runs of an env are to be
-        of one length
-    :raises ValueError: there is no name of a callback
+    Take out callbacks that end a training early, so that all runs of an env have one length.
+
+    :param arms: the arms
+    :return: the arms without such callbacks; each env that had one is printed
+    :raises ValueError: ``callback`` holds no names
     """
-    lines: dict[str, None] = {}
+    stopped: dict[str, None] = {}
     kept = []
     for arm in arms:
         hyperparams = {}
@@ -439,22 +427,23 @@ def without_stops(arms: Sequence[Arm]) -> list[Arm]:
                     f"The arm {arm.name}: callback={entry['callback']!r} is not allowed, expected names, or "
                     "dictionaries of names and arguments"
                 )
-            # As for wrappers: a name, or a dictionary of names and arguments
-            others = [item for item in callbacks if not set([item] if isinstance(item, str) else item) & set(_STOPPING)]
+            others = [item for item in callbacks if not _STOPPING & ({item} if isinstance(item, str) else item.keys())]
             if len(others) < len(callbacks):
-                lines[f"{env}: callbacks that end a training early are left out, all runs are of one length"] = None
+                stopped[env] = None
                 entry = {**entry, "callback": others}
             hyperparams[env] = entry
-        kept.append(Arm(arm.name, arm.algo, arm.description, hyperparams))
-    for line in lines:
-        print(line)
+        kept.append(replace(arm, hyperparams=hyperparams))
+    for env in stopped:
+        print(f"{env}: callbacks that end a training early are left out, all runs have one length")
     return kept
 
 
 def without_equals(arms: Sequence[Arm]) -> list[Arm]:
     """
-    :param arms: arms
-    :return: those without what equals an earlier arm in an env, each with a printed line
+    Leave an arm out of an env where it equals an earlier arm.
+
+    :param arms: the arms
+    :return: the arms that differ; each that is left out is printed
     """
     kept: list[Arm] = []
     for arm in arms:
@@ -466,5 +455,37 @@ def without_equals(arms: Sequence[Arm]) -> list[Arm]:
             else:
                 hyperparams[env] = entry
         if hyperparams:
-            kept.append(Arm(arm.name, arm.algo, arm.description, hyperparams))
+            kept.append(replace(arm, hyperparams=hyperparams))
     return kept
+
+
+def check_trusted(arms: Sequence[Arm]) -> None:
+    """
+    Check that the arms name no code of the user's own, which runs only if it is trusted.
+
+    :param arms: the arms
+    :raises ValueError: a wrapper, a callback or a hook of an arm is none of the known ones
+    """
+    from sb3_td3x.zoo.resume import CALLBACK_MODULES
+
+    for arm in arms:
+        for env, entry in arm.hyperparams.items():
+            where = f"The arm {arm.name} in {env}"
+            try:
+                make_wrapper(entry.get("env_wrapper"), gym.Wrapper, where, WRAPPER_MODULES)
+                make_wrapper(entry.get("vec_env_wrapper"), VecEnvWrapper, where, WRAPPER_MODULES)
+            except ValueError as error:
+                raise ValueError(f"{error}. Wrappers of your own need --trusted") from None
+            for path, _ in named_in(entry.get("callback")):
+                if path.rpartition(".")[0] not in CALLBACK_MODULES:
+                    raise ValueError(
+                        f"{where} has the callback {path!r}, expected one of {', '.join(CALLBACK_MODULES)}. Callbacks "
+                        "of your own need --trusted"
+                    )
+            try:
+                check_built_in(entry.get("reward_shaping"))
+            except ValueError:
+                raise ValueError(
+                    f"{where} has reward_shaping={entry['reward_shaping']!r}, expected hooks of sb3_td3x.shaping with "
+                    "numbers. Hooks of your own need --trusted"
+                ) from None

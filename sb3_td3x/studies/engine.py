@@ -1,8 +1,8 @@
 """
 All runs of a study, side by side, on this machine or a cluster, through joblib.
 
-On a cluster the study's folder must be on a filesystem that all its machines share, under the same path, and all need
-the same packages.
+On a cluster, all machines need the same packages, and a shared filesystem with the folder of the study under the same
+path.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ import joblib  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from sb3_td3x.studies.measure import read_training_returns
+from sb3_td3x.studies.measure import trained_timesteps
 from sb3_td3x.studies.plan import LOCK_FILE, Plan, Run, prepare, runs_of
 from sb3_td3x.studies.run import Outcome, do_run_in_worker
 
 BACKENDS = ("loky", "ray")
-# Passes over what is missing in which no run ends; then the study gives up
+# The study gives up after so many passes over the missing runs in which no run ends
 FRUITLESS_PASSES = 3
-# Before a pass is repeated, in seconds: what it had running must have ended
+# Seconds before a pass is repeated, in which what was running ends
 _SETTLE = 5.0
-# Before the processors of a Ray cluster are counted again, in seconds
+# Seconds before the processors of a Ray cluster are counted again
 _RESERVATION = 30.0
-# Between looks at how far the trainings are, in seconds: on a terminal, and in a file, where each is a line
+# Seconds between updates of the progress bar, on a terminal and in a file, where each is a line
 _REFRESH, _REFRESH_FILE = 2.0, 60.0
 
 
@@ -42,10 +42,10 @@ def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", pro
     Do what is missing of a study. A run that fails is reported and does not stop the others.
 
     :param plan: the study
-    :param study: its folder; what is in it must be of the same study
+    :param study: its folder; if it holds a study, it must be this one
     :param jobs: runs at a time; -1: one for each processor, of the whole cluster with ray
-    :param backend: joblib's: "loky", processes of this machine, or "ray"
-    :param progress: whether to show how far it is
+    :param backend: backend of joblib: "loky", processes of this machine, or "ray"
+    :param progress: whether to show a progress bar
     :return: what became of each run
     :raises ValueError: the folder holds another study, or a study is running in it
     """
@@ -54,9 +54,9 @@ def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", pro
     with _locked(study):
         prepare(plan, study)
         runs = runs_of(plan, study)
-        done, missing = _sorted_out(runs)
+        done, missing = _split(runs)
         finished = sum(outcome.error is None for outcome in done)
-        print(f"{finished} of {len(runs)} runs are there, {len(missing)} to do", flush=True)
+        print(f"{finished} of {len(runs)} runs are finished, {len(missing)} to do", flush=True)
         with _ended_by_sigterm(), _Progress(runs, finished, enabled=progress) as bar:
             return done + _passes(missing, jobs, backend, bar)
 
@@ -72,16 +72,13 @@ def report_failures(outcomes: Sequence[Outcome]) -> int:
     for outcome in failed:
         log = f" ({outcome.run.failure})" if outcome.run.failure.exists() else ""
         print(f"FAILED {outcome.run.name}: {outcome.error}{log}")
-    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are whole", end="")
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are finished", end="")
     print(", the next start tries the others again" if failed else "", flush=True)
     return len(failed)
 
 
-def _sorted_out(runs: Sequence[Run]) -> tuple[list[Outcome], list[Run]]:
-    """
-    :param runs: all runs
-    :return: what became of those that are finished or whose folder is broken, and the others
-    """
+def _split(runs: Sequence[Run]) -> tuple[list[Outcome], list[Run]]:
+    """Return the outcomes of runs that are finished or whose folder is broken, and the other runs."""
     done, missing = [], []
     for run in runs:
         try:
@@ -95,58 +92,45 @@ def _sorted_out(runs: Sequence[Run]) -> tuple[list[Outcome], list[Run]]:
 
 
 def _passes(missing: list[Run], jobs: int, backend: str, bar: "_Progress") -> list[Outcome]:
-    """
-    Do runs, and again those that were lost with their processes or machines.
-
-    :param missing: the runs
-    :param jobs: how many at a time
-    :param backend: joblib's
-    :param bar: where to show what ended
-    :return: what became of each
-    """
+    """Do runs, and repeat those that were lost with their processes or machines."""
     outcomes: list[Outcome] = []
     fruitless = 0
     lost = ""
     while missing and fruitless < FRUITLESS_PASSES:
-        ended = len(outcomes)
+        n_before = len(outcomes)
         try:
             for outcome in _pass(missing, jobs, backend):
                 outcomes.append(outcome)
-                bar.ended(outcome)
+                bar.add(outcome)
         except Exception as error:
-            # joblib gives up all runs when it loses a process; what they saved is there
+            # joblib gives up all runs when it loses a process; what they saved is kept
             lost = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
             bar.write(f"Runs were lost with their process or machine, and are repeated ({lost})")
             time.sleep(_SETTLE)
-            # Those that ended before, and whose results went with the others
+            # Runs that ended before, whose results were lost with the others
             over = {outcome.run for outcome in outcomes}
-            for outcome in _sorted_out([run for run in missing if run not in over])[0]:
+            for outcome in _split([run for run in missing if run not in over])[0]:
                 outcomes.append(outcome)
-                bar.ended(outcome)
-        fruitless = 0 if len(outcomes) > ended else fruitless + 1
+                bar.add(outcome)
+        fruitless = 0 if len(outcomes) > n_before else fruitless + 1
         over = {outcome.run for outcome in outcomes}
         missing = [run for run in missing if run not in over]
     return outcomes + [Outcome(run, f"lost in each of {fruitless} passes, at last {lost}") for run in missing]
 
 
 def _pass(runs: Sequence[Run], jobs: int, backend: str) -> Iterator[Outcome]:
-    """
-    :param runs: runs to do
-    :param jobs: how many at a time
-    :param backend: joblib's
-    :return: what became of each, as they end
-    """
+    """Do runs, and yield what became of each when it ends."""
     options: dict[str, Any] = {}
     if backend == "ray":
         ray = _import_ray()
         importlib.import_module("ray.util.joblib").register_ray()
         if not ray.is_initialized():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        # By default joblib's workers count as using no processor, and all may come to lie on one machine
+        # By default joblib's workers count as using no processor, and may all be placed on one machine
         options["ray_remote_args"] = {"num_cpus": 1}
     with joblib.parallel_config(backend=backend, **options):
         jobs = _reserved_processors(jobs) if backend == "ray" else jobs
-        # Ray's backend cannot give results one by one
+        # The Ray backend cannot return results one by one
         return_as = "list" if backend == "ray" else "generator_unordered"
         parallel = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as=return_as)
         yield from parallel(joblib.delayed(do_run_in_worker)(run, os.getpid()) for run in runs)
@@ -154,16 +138,17 @@ def _pass(runs: Sequence[Run], jobs: int, backend: str) -> Iterator[Outcome]:
 
 def _reserved_processors(jobs: int) -> int:
     """
-    Wait for processors of the Ray cluster, since joblib's pool there waits for ever for those that it does not get. A
-    machine that has just died still counts for some seconds.
+    Wait for processors of the Ray cluster, since joblib's pool waits forever for processors that it does not get.
 
-    :param jobs: how many are wanted; -1: all
-    :return: how many of them could be had
+    A machine that has just died still counts for some seconds.
+
+    :param jobs: how many processors are wanted; -1: all
+    :return: how many of them are available
     """
     placement = importlib.import_module("ray.util.placement_group")
     while True:
-        there: int = joblib.effective_n_jobs(-1)
-        jobs_now = there if jobs == -1 else min(jobs, there)
+        available: int = joblib.effective_n_jobs(-1)
+        jobs_now = available if jobs == -1 else min(jobs, available)
         group = placement.placement_group([{"CPU": 1}] * jobs_now)
         reserved = group.wait(timeout_seconds=_RESERVATION)
         placement.remove_placement_group(group)
@@ -172,10 +157,6 @@ def _reserved_processors(jobs: int) -> int:
 
 
 def _import_ray() -> Any:
-    """
-    :return: the module
-    :raises ValueError: it is not installed
-    """
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -185,8 +166,9 @@ def _import_ray() -> Any:
 @contextlib.contextmanager
 def _locked(study: Path) -> Iterator[None]:
     """
-    :param study: folder of a study, which is made
-    :raises ValueError: a study is running there, or it cannot be made
+    Hold the lock of a study's folder, which is made if it does not exist.
+
+    :raises ValueError: a study is running there, or the folder cannot be made
     """
     try:
         study.mkdir(parents=True, exist_ok=True)
@@ -205,7 +187,7 @@ def _locked(study: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the study as Ctrl-C does, with all its processes."""
+    """Let SIGTERM end the study with all its processes, as Ctrl-C does."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         sys.exit(128 + signum)
@@ -222,11 +204,11 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 class _Progress:
     """
-    A bar over the env steps of the whole study.
+    A progress bar over the env steps of the whole study.
 
     :param runs: all runs of the study
-    :param finished: how many are there already
-    :param enabled: whether to show it
+    :param finished: how many of them are finished
+    :param enabled: whether to show the bar
     """
 
     def __init__(self, runs: Sequence[Run], finished: int, enabled: bool):
@@ -241,7 +223,7 @@ class _Progress:
     def __enter__(self) -> "_Progress":
         self._over = {run for run in self._runs if run.folder.exists()}
         self._bar.update(self._timesteps())
-        # Those of earlier starts say nothing about the speed of this one
+        # Steps of earlier starts say nothing about the speed of this one
         self._bar.initial = self._bar.n
         self._show()
         self._thread.start()
@@ -253,10 +235,8 @@ class _Progress:
         self._show()
         self._bar.close()
 
-    def ended(self, outcome: Outcome) -> None:
-        """
-        :param outcome: what became of a run
-        """
+    def add(self, outcome: Outcome) -> None:
+        """Count a run that has ended."""
         self._over.add(outcome.run)
         if outcome.error is None:
             self._finished += 1
@@ -265,32 +245,25 @@ class _Progress:
             self.write(f"FAILED {outcome.run.name}: {outcome.error}")
 
     def write(self, line: str) -> None:
-        """
-        :param line: to print beside the bar
-        """
+        """Print a line above the bar."""
         self._bar.write(line, file=sys.stderr)
 
     def _watch(self) -> None:
-        """Look how far the trainings are, until told to stop."""
         while not self._stop.wait(_REFRESH if sys.stderr.isatty() else _REFRESH_FILE):
             self._show()
 
     def _show(self) -> None:
-        """Bring the bar up to date."""
         self._bar.set_postfix_str(f"{self._finished} of {len(self._runs)} runs, {self._failed} failed", refresh=False)
         self._bar.update(self._timesteps() - self._bar.n)
 
     def _timesteps(self) -> int:
-        """
-        :return: env steps done in all runs
-        """
+        """Return the env steps done in all runs."""
         done = 0
         for run in self._runs:
             if run in self._over or run.folder.exists():
                 done += run.timesteps
                 continue
-            # A line may be half written, or the folder be moved right now
+            # A line may be half written, or the folder may be moved right now
             with contextlib.suppress(Exception):
-                timesteps = read_training_returns(run.unfinished).timesteps
-                done += min(timesteps[-1], run.timesteps) if timesteps else 0
+                done += min(trained_timesteps(run.unfinished), run.timesteps)
         return done

@@ -1,4 +1,4 @@
-"""What measured figures depend on, apart from the code."""
+"""What measured times depend on besides the code: processor, system and versions."""
 
 import os
 import platform
@@ -10,8 +10,10 @@ from typing import Any
 
 def machine(packages: Sequence[str]) -> dict[str, Any]:
     """
-    :param packages: names of the packages whose versions matter
-    :return: processor, system and versions; that of a package which is not installed is None
+    Describe this machine.
+
+    :param packages: names of packages whose versions matter
+    :return: ``cpu``, ``cores``, ``system`` and ``versions``, None for packages that are not installed
     """
     return {
         "cpu": _cpu_name(),
@@ -22,9 +24,6 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """
-    :return: name of the processor
-    """
     try:
         line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     except (OSError, StopIteration):
@@ -33,10 +32,6 @@ def _cpu_name() -> str:
 
 
 def _version(package: str) -> str | None:
-    """
-    :param package: name of a package
-    :return: its version, if it is installed
-    """
     try:
         return version(package)
     except PackageNotFoundError:

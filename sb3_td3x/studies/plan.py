@@ -9,15 +9,24 @@ from typing import Any
 import yaml
 
 from sb3_td3x.files.atomic import TEMPORARY_PATTERN, atomic_write
-from sb3_td3x.studies.arms import FULL, Arm, Entry, action_repeat
-from sb3_td3x.studies.records import FILE_NAME, FORMAT, env_file_name, read_record, run_folder
+from sb3_td3x.studies.arms import FULL, Arm, Entry
+from sb3_td3x.studies.results import (
+    FORMAT,
+    RUN_FILE,
+    STUDY_FILE,
+    env_file_name,
+    failure_name,
+    read_config,
+    read_record,
+    run_folder,
+)
+from sb3_td3x.zoo.runs import action_repeat
 
-STUDY_FILE = "study.json"
 LOCK_FILE = ".lock"
 # Test of the finished agents: episode i starts from seed FINAL_SEED + i, far from the seeds of trainings
 FINAL_EPISODES = 100
 FINAL_SEED = 100_000
-# Start states at which the critic's values are compared with returns; they begin at VALUE_SEED
+# Start states at which the critic's values are compared with returns; their seeds begin at VALUE_SEED
 VALUE_STATES = 10
 VALUE_SEED = 200_000
 EVALUATIONS = 20
@@ -26,8 +35,7 @@ EVALUATIONS = 20
 @dataclass(frozen=True)
 class Settings:
     """
-    How the runs of an env are trained. All steps are the env's own, so that an arm whose wrapper repeats actions gets
-    as many as the others.
+    How the runs of an env are trained. All steps are env steps: where a wrapper repeats actions, the zoo counts fewer.
 
     :param timesteps: length of a training in env steps
     :param eval_freq: env steps between two evaluations
@@ -43,13 +51,14 @@ class Plan:
     A whole study.
 
     :param kind: "ablation", "compare" or "sweep"
-    :param arms: what it compares
+    :param arms: the arms to compare
     :param envs: for each env, how its runs are trained
     :param seeds: seeds of the trainings
-    :param eval_episodes: episodes of each evaluation while training
-    :param device: of PyTorch
-    :param num_threads: of PyTorch, for each training
+    :param eval_episodes: episodes of each evaluation during training
+    :param device: PyTorch device
+    :param num_threads: PyTorch threads of each training
     :param gym_packages: modules to import that register envs
+    :param trusted: whether arms may name classes that are not in the registry, such as the user's own wrappers
     """
 
     kind: str
@@ -60,13 +69,15 @@ class Plan:
     device: str = "cpu"
     num_threads: int = 1
     gym_packages: Sequence[str] = ()
+    trusted: bool = False
 
     def config(self) -> dict[str, Any]:
         """
-        :return: what ``study.json`` holds
+        Return the content of ``study.json``.
+
+        :return: all settings of the study
         """
         return {
-            "format": FORMAT,
             "kind": self.kind,
             "envs": list(self.envs),
             "seeds": list(self.seeds),
@@ -99,13 +110,14 @@ class Run:
     :param algo: name of the algorithm in the zoo
     :param env: id of the env
     :param seed: seed of the training
-    :param timesteps: its length in env steps
+    :param timesteps: length of the training in env steps
     :param eval_freq: env steps between two evaluations
     :param action_repeat: env steps for each timestep that the zoo counts
     :param eval_episodes: episodes of each evaluation
-    :param device: of PyTorch
-    :param num_threads: of PyTorch
+    :param device: PyTorch device
+    :param num_threads: PyTorch threads
     :param gym_packages: modules to import that register envs
+    :param trusted: whether the run may name classes that are not in the registry
     """
 
     study: Path
@@ -120,6 +132,7 @@ class Run:
     device: str
     num_threads: int
     gym_packages: tuple[str, ...]
+    trusted: bool = False
 
     @property
     def zoo_timesteps(self) -> int:
@@ -133,58 +146,64 @@ class Run:
 
     @property
     def name(self) -> str:
-        """How to name it to a user"""
+        """Name of the run in messages"""
         return f"{self.arm}, {self.env}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
-        """Where it is when it is finished"""
+        """Folder of the run when it is finished"""
         return run_folder(self.study, self.arm, self.algo, self.env, self.seed)
 
     @property
-    def workplace(self) -> Path:
-        """The zoo's log folder while it trains, for this run alone"""
+    def log_dir(self) -> Path:
+        """The zoo's log folder during training, for this run alone"""
         return self.study / "unfinished" / self.arm / f"{env_file_name(self.env)}_{self.seed}"
 
     @property
     def unfinished(self) -> Path:
         """The folder that the zoo makes in an empty log folder"""
-        return self.workplace / self.algo / f"{env_file_name(self.env)}_1"
+        return self.log_dir / self.algo / f"{env_file_name(self.env)}_1"
 
     @property
     def failure(self) -> Path:
-        """Where the output of a failed run goes"""
-        return self.study / "failures" / f"{self.arm}-{env_file_name(self.env)}-{self.seed}.log"
+        """Log of the run if it fails"""
+        return self.study / "failures" / failure_name(self.arm, self.env, self.seed)
 
     def is_finished(self) -> bool:
         """
-        :return: whether it is whole
-        :raises ValueError: its ``run.json`` is broken, or of another run; names the folder
+        Return whether the run is finished.
+
+        :return: True if its folder has a ``run.json``
+        :raises ValueError: that file is broken, or belongs to another run
         """
         return self.is_measured(self.folder)
 
     def is_measured(self, folder: Path) -> bool:
         """
-        :param folder: where it is, finished or not
-        :return: whether its ``run.json`` is there
-        :raises ValueError: that is broken, or of another run; names the folder
+        Return whether the ``run.json`` of this run is in a folder.
+
+        :param folder: folder of the run, finished or not
+        :return: True if the file is there
+        :raises ValueError: the file is broken, or belongs to another run
         """
-        path = folder / FILE_NAME
+        path = folder / RUN_FILE
         if not path.exists():
             return False
         record = read_record(path)
         found = (record.arm, record.algo, record.env, record.seed, record.timesteps)
         expected = (self.arm, self.algo, self.env, self.seed, self.timesteps)
         if found != expected:
-            raise ValueError(f"The run in {folder} is another one: its {FILE_NAME} says {found}, not {expected}")
+            raise ValueError(f"The run in {folder} is another one: its {RUN_FILE} says {found}, not {expected}")
         return True
 
 
 def runs_of(plan: Plan, study: Path) -> list[Run]:
     """
-    :param plan: a study
+    Return the runs of a study, seed by seed, so that a study that is stopped has something of each arm.
+
+    :param plan: the study
     :param study: its folder
-    :return: its runs, seed by seed, so that a study that was stopped has something of each arm
+    :return: its runs
     """
     return [
         Run(
@@ -198,6 +217,7 @@ def runs_of(plan: Plan, study: Path) -> list[Run]:
             device=plan.device,
             num_threads=plan.num_threads,
             gym_packages=tuple(plan.gym_packages),
+            trusted=plan.trusted,
             **asdict(settings),
         )
         for seed in plan.seeds
@@ -209,10 +229,12 @@ def runs_of(plan: Plan, study: Path) -> list[Run]:
 
 def settings_of(entry: Entry, timesteps: int | None, eval_freq: int | None) -> Settings:
     """
-    :param entry: hyperparameters of the first arm in an env: all arms train alike
+    Return how to train in an env.
+
+    :param entry: hyperparameters of the first arm in the env; all arms train for as long
     :param timesteps: length of a training in env steps; None: the entry's
-    :param eval_freq: env steps between two evaluations; None: ``EVALUATIONS`` of them
-    :return: how to train in the env
+    :param eval_freq: env steps between two evaluations; None: ``EVALUATIONS`` evaluations in a training
+    :return: the settings
     """
     timesteps = timesteps or int(entry["n_timesteps"]) * action_repeat(entry)
     return Settings(timesteps, eval_freq or max(timesteps // EVALUATIONS, 1))
@@ -224,78 +246,51 @@ def prepare(plan: Plan, study: Path) -> None:
 
     :param plan: the study
     :param study: its folder
-    :raises ValueError: the folder holds another study; names what differs
+    :raises ValueError: the folder holds something else, or a study with other settings; names what differs
     """
-    # As it would be read
+    # The same types as when it is read
     config = json.loads(json.dumps(plan.config()))
     path = study / STUDY_FILE
     if path.exists():
-        config = _merged(_read_config(path), config, study)
+        config = _merged(read_config(path), config, study)
     elif study.is_dir() and not all(
         entry.name == LOCK_FILE or entry.match(TEMPORARY_PATTERN) for entry in study.iterdir()
     ):
         raise ValueError(f"{study} is no folder of a study: it is not empty, and has no {STUDY_FILE}")
     study.mkdir(parents=True, exist_ok=True)
-    # First: a folder with anything else and without it is refused, and the others are written at each start
+    # First, since a folder with other files and without this one is refused
     with atomic_write(path) as file:
-        file.write(json.dumps(config, indent=1).encode())
+        file.write(json.dumps({"format": FORMAT, **config}, indent=1).encode())
     (study / "hyperparams").mkdir(exist_ok=True)
     for name, arm in config["arms"].items():
         with atomic_write(study / "hyperparams" / f"{name}.yml") as file:
             file.write(yaml.safe_dump(arm["hyperparams"], sort_keys=False).encode())
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """
-    :param path: a ``study.json``
-    :return: what it holds
-    :raises ValueError: it is damaged, or of another format
-    """
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if config["format"] != FORMAT:
-            raise ValueError(f"format {config['format']!r}, expected {FORMAT}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is broken: {error}") from None
-    return dict(config)
-
-
 def _merged(old: dict[str, Any], new: dict[str, Any], study: Path) -> dict[str, Any]:
-    """
-    :param old: what the study was started with
-    :param new: what it shall be now
-    :param study: its folder
-    :return: both: seeds, envs and arms may be added
-    :raises ValueError: anything else differs
-    """
+    """Return the settings of both, which may differ in what was added only."""
     differences = _differences(old, new)
     if differences:
         raise ValueError(
             f"{study} holds a study with other settings, and they are not mixed: {'; '.join(differences)}. Take "
             "another folder, or the same settings (seeds, envs and arms may be added)"
         )
-    merged = _union(old, new)
-    assert isinstance(merged, dict)
+    merged: dict[str, Any] = _union(old, new)
     if merged["kind"] == "ablation" and FULL in merged["arms"]:
-        # The others are compared with the first one
+        # All others are compared with the first arm
         merged["arms"] = {FULL: merged["arms"][FULL], **merged["arms"]}
     return merged
 
 
 _Keys = tuple[str, ...]
-# Names and values below these keys may be added to
+# Dictionaries and lists that may be added to, by the keys above them
 _OPEN: tuple[_Keys, ...] = (("timesteps",), ("evaluation", "freq"), ("arms",))
 _OPEN_LISTS: tuple[_Keys, ...] = (("seeds",), ("envs",), ("gym_packages",))
 
 
 def _differences(old: Any, new: Any, where: _Keys = ()) -> list[str]:
-    """
-    :param old: a value of the study's settings
-    :param new: the new one
-    :param where: the keys below which it stands
-    :return: what differs, apart from what may be added
-    """
-    # Of an arm, whose name may be anything
+    """Return what differs, apart from what may be added."""
+    # Below the name of an arm, which may be anything
     of_arm = where[2] if len(where) == 3 and where[0] == "arms" else None
     if where in _OPEN_LISTS or of_arm == "description":
         return []
@@ -307,11 +302,7 @@ def _differences(old: Any, new: Any, where: _Keys = ()) -> list[str]:
 
 
 def _union(old: Any, new: Any) -> Any:
-    """
-    :param old: a value of the study's settings
-    :param new: the new one, which differs in what may be added only
-    :return: both
-    """
+    """Return two values that differ in what was added only as one."""
     if isinstance(old, dict) and isinstance(new, dict):
         return {key: _union(old.get(key, new.get(key)), new.get(key, old.get(key))) for key in {**old, **new}}
     if isinstance(old, list) and isinstance(new, list):

@@ -1,24 +1,22 @@
-"""What RL Zoo has published of the envs in its benchmark: learning curves and scores to compare with."""
+"""What RL Zoo has published about the envs in its benchmark: learning curves and scores to compare with."""
 
 import functools
 import json
 from dataclasses import dataclass
 from importlib import resources
 
-_FILE = "zoo_curves.json"
-
 
 @dataclass(frozen=True)
 class Reference:
     """
-    What is published of an env.
+    Published figures of an env.
 
     :param env: id of the env
-    :param published_as: id of the env's version that the zoo's agents were trained in
+    :param published_as: id of the version of the env that the zoo's agents were trained in
     :param curves: for each algorithm, timesteps and mean returns of the evaluations, one training seed each
     :param random_score: mean return of random actions
     :param zoo_score: mean return of the zoo's best agent
-    :param zoo_algo: its algorithm
+    :param zoo_algo: algorithm of that agent
     """
 
     env: str
@@ -32,9 +30,11 @@ class Reference:
 @functools.cache
 def references() -> dict[str, Reference]:
     """
-    :return: what is known, by the id of the env; the file says where its figures are from
+    Read the published figures; the file names their sources.
+
+    :return: figures by id of the env
     """
-    text = resources.files("sb3_td3x.studies").joinpath("data").joinpath(_FILE).read_text(encoding="utf-8")
+    text = resources.files("sb3_td3x.studies").joinpath("data/zoo_curves.json").read_text(encoding="utf-8")
     return {
         env: Reference(
             env=env,

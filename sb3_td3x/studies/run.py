@@ -17,18 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium as gym
 import torch as th
 
 from sb3_td3x.files.atomic import atomic_write, lock_folder, sync_folder
 from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
-from sb3_td3x.studies.measure import TrainedRun
 from sb3_td3x.studies.plan import FINAL_EPISODES, FINAL_SEED, VALUE_SEED, VALUE_STATES, Run
-from sb3_td3x.studies.records import RunRecord, write_record
+from sb3_td3x.studies.results import RunRecord, write_record
 from sb3_td3x.zoo.register import ALGO, checkpoint_folder
+from sb3_td3x.zoo.runs import ZooRun
 
 PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "torch", "numpy")
-# Between looks at whether the training has ended, in seconds
+# Seconds between looks at whether the training has ended
 _POLL = 0.2
 
 
@@ -46,16 +47,16 @@ class Outcome:
 
 
 class RunError(RuntimeError):
-    """A run that failed, in one sentence."""
+    """A training that failed."""
 
 
 @dataclass
 class _Timing:
     """
-    How long a training took, over interruptions; a file beside it.
+    Duration of a training over interruptions, in a file.
 
     :param path: the file
-    :param seconds: of the parts that are over and count
+    :param seconds: duration of the parts that count
     :param finished: whether the training is over
     """
 
@@ -64,7 +65,7 @@ class _Timing:
     finished: bool = False
 
     def read(self) -> None:
-        """Take what the file says; without one, nothing was done."""
+        """Read the file, if there is one."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             content = json.loads(self.path.read_text())
             self.seconds, self.finished = float(content["seconds"]), bool(content["finished"])
@@ -77,15 +78,17 @@ class _Timing:
 
 def zoo_command(run: Run) -> list[str]:
     """
-    :param run: a run
-    :return: the zoo's command line for its training
+    Return the zoo's command line for a training.
+
+    :param run: the run
+    :return: program and arguments
     """
     options = {
         "--algo": run.algo,
         "--env": run.env,
         "--seed": run.seed,
         "-n": run.zoo_timesteps,
-        "-f": run.workplace,
+        "-f": run.log_dir,
         "--conf-file": run.study / "hyperparams" / f"{run.arm}.yml",
         "--num-threads": run.num_threads,
         "--device": run.device,
@@ -100,13 +103,15 @@ def zoo_command(run: Run) -> list[str]:
     return [sys.executable, "-m", "rl_zoo3.train", *parts, *packages]
 
 
-def do_run_in_worker(run: Run, engine: int) -> Outcome:
+def do_run_in_worker(run: Run, engine_pid: int) -> Outcome:
     """
-    :param run: a run
-    :param engine: id of the process that has given it to this one; it may be this one
-    :return: what became of it
+    Do a run in a process of joblib.
+
+    :param run: the run
+    :param engine_pid: id of the process that has given out the run; it may be this one
+    :return: what became of the run
     """
-    if os.getpid() != engine:
+    if os.getpid() != engine_pid:
         _end_with_parent()
     return do_run(run)
 
@@ -114,8 +119,9 @@ def do_run_in_worker(run: Run, engine: int) -> Outcome:
 @functools.cache
 def _end_with_parent() -> None:
     """
-    From now on, end this process, and by that its training, when the one that started it was killed: a worker of
-    joblib would finish its run, while the next start does the same one.
+    Make this process, and its training, end when the process that started it is killed.
+
+    Otherwise a worker of joblib would finish its run while the next start of the study does the same one.
     """
     parent = os.getppid()
 
@@ -129,11 +135,10 @@ def _end_with_parent() -> None:
 
 def do_run(run: Run) -> Outcome:
     """
-    Train what is not trained yet, measure, and move into place. Whatever goes wrong is written to the run's file in
-    ``failures``.
+    Train what is not trained yet, measure, and move into place.
 
-    :param run: a run
-    :return: what became of it
+    :param run: the run
+    :return: what became of the run; an error is also written to the run's log in ``failures``
     """
     try:
         if run.is_finished():
@@ -142,7 +147,7 @@ def do_run(run: Run) -> Outcome:
             importlib.import_module(package)
         th.set_num_threads(run.num_threads)
         _train(run)
-        # After a kill on the way into place the agents on the way may be gone: measure once
+        # After a kill on the way into place, agents that were saved during training may be gone: measure once
         if not run.is_measured(run.unfinished):
             _measure(run)
         _move_into_place(run)
@@ -154,30 +159,22 @@ def do_run(run: Run) -> Outcome:
 
 
 def _log(run: Run) -> Path:
-    """
-    :param run: a run
-    :return: where the output of its training goes
-    """
-    return run.workplace / "train.log"
+    """Return the file with the output of the training."""
+    return run.log_dir / "train.log"
 
 
 def _timing(run: Run) -> _Timing:
-    """
-    :param run: a run
-    :return: how long its training has taken
-    """
-    timing = _Timing(run.workplace / "timing.json")
+    timing = _Timing(run.log_dir / "timing.json")
     timing.read()
     return timing
 
 
 def _train(run: Run) -> None:
     """
-    Train from the newest checkpoint if there is one, else from the beginning; nothing if it is done.
+    Train from the newest checkpoint if there is one, else from the beginning; do nothing if the training is over.
 
-    :param run: a run
     :raises RunError: the zoo failed
-    :raises ValueError: another process trains it
+    :raises ValueError: another process trains this run
     """
     timing = _timing(run)
     if timing.finished and run.unfinished.is_dir():
@@ -192,37 +189,39 @@ def _train(run: Run) -> None:
 
 def _resume(run: Run, timing: _Timing) -> bool:
     """
-    :param run: a run
-    :param timing: how long it has taken so far, which is brought up to date
-    :return: whether it went on from its newest checkpoint, however far; a checkpoint that does not work must not keep
-        the run from ever being done
+    Resume a training from its newest checkpoint.
+
+    :return: whether the checkpoint works; if it does not, the run must start again, or it would never be finished
     """
     checkpoint = _newest_checkpoint(run)
     if run.algo != ALGO or checkpoint is None:
         return False
-    status = _train_part(run, timing, ["sb3_td3x", "resume", str(run.unfinished)])
-    # One that was killed, or interrupted and ended well, says nothing of its checkpoint
+    # The user has named the packages for this study, but `resume` finds them in the settings of the run
+    trusted = ["--trusted"] if run.trusted or run.gym_packages else []
+    status = _train_part(run, timing, ["sb3_td3x", "resume", str(run.unfinished), *trusted])
+    # A process that was killed, or interrupted and ended well, says nothing about its checkpoint
     return status <= 0 or _newest_checkpoint(run) != checkpoint
 
 
 def _clear(run: Run) -> None:
     """
-    Leave nothing in the workplace of a run.
+    Delete the log folder of a run.
 
-    :param run: the run
     :raises ValueError: another process trains there, as one may on a machine that a cluster takes for dead
     """
     lock_folder(checkpoint_folder(run.unfinished)).release()
-    shutil.rmtree(run.workplace, ignore_errors=True)
-    run.workplace.mkdir(parents=True)
+    shutil.rmtree(run.log_dir, ignore_errors=True)
+    run.log_dir.mkdir(parents=True)
 
 
 def _train_part(run: Run, timing: _Timing, module: list[str]) -> int:
     """
-    :param run: a run
-    :param timing: how long it has taken so far, which is brought up to date; finished if the training is whole
+    Run a command of the zoo, and count its time up to each checkpoint.
+
+    :param run: the run
+    :param timing: duration so far, which is updated; finished if the training is whole
     :param module: the module to run, and its arguments
-    :return: exit status of the process, below 0 where a signal ended it
+    :return: exit status of the process, below 0 if a signal ended it
     """
     start = time.perf_counter()
     before = timing.seconds
@@ -232,37 +231,28 @@ def _train_part(run: Run, timing: _Timing, module: list[str]) -> int:
             time.sleep(_POLL)
             newest = _newest_checkpoint(run)
             if newest != seen:
-                # What the next start would go on from
+                # The next start would resume here
                 seen, timing.seconds = newest, before + time.perf_counter() - start
                 timing.write()
     # An interrupted zoo saves its agent too, and ends well
-    if process.returncode == 0 and measure.agent_timesteps(_trained(run).last_agent) >= run.zoo_timesteps:
+    last_agent = run.unfinished / f"{run.unfinished.name.rpartition('_')[0]}.zip"
+    if process.returncode == 0 and measure.agent_data(last_agent).get("num_timesteps", 0) >= run.zoo_timesteps:
         timing.seconds, timing.finished = before + time.perf_counter() - start, True
         timing.write()
     return process.returncode
 
 
 def _newest_checkpoint(run: Run) -> str | None:
-    """
-    :param run: a run
-    :return: name of its newest checkpoint; None: there is none
-    """
     return max((path.parent.name for path in checkpoint_folder(run.unfinished).glob("*/manifest.json")), default=None)
 
 
 @contextlib.contextmanager
 def _zoo_process(run: Run, module: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """
-    Start a command of the zoo, and end it with the block, whatever happens.
-
-    :param run: a run
-    :param module: the module to run, and its arguments
-    :return: the process
-    """
+    """Start a command of the zoo, and end it with the block, whatever happens."""
     command = [sys.executable, "-m", f"{__package__}.zoo_process", *module]
     with _log(run).open("ab") as log:
-        # A session of its own: Ctrl-C is for the study, which ends it; the zoo would save its agent as if it were done.
-        # NumPy's and PyTorch's threads would fight for the cores of parallel runs.
+        # A session of its own: Ctrl-C ends the study, which ends the zoo; the zoo would save its agent as if finished.
+        # Threads of NumPy and PyTorch would fight for the cores of parallel runs.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -282,25 +272,16 @@ def _zoo_process(run: Run, module: list[str]) -> Iterator[subprocess.Popen[bytes
         process.stdin.close()
 
 
-def _trained(run: Run) -> TrainedRun:
-    """
-    :param run: a run
-    :return: what the zoo left of it
-    """
-    return TrainedRun(run.unfinished, run.algo, run.env)
-
-
 def _measure(run: Run) -> None:
-    """
-    Measure a trained run, and write its ``run.json``.
-
-    :param run: a run
-    """
-    trained = _trained(run)
-    returns, lengths = measure.play_episodes(trained, trained.last_agent, FINAL_EPISODES, FINAL_SEED)
+    """Measure a trained run, and write its ``run.json``."""
+    # Agents of other algorithms are pickles, but the study has just trained them itself
+    trained = ZooRun(run.unfinished, trusted=run.trusted or run.algo != ALGO)
+    returns, lengths = measure.play_test(trained, trained.last_agent, FINAL_EPISODES, FINAL_SEED)
     best_returns = None
-    if trained.best_agent.exists():
-        best_returns, _ = measure.play_episodes(trained, trained.best_agent, FINAL_EPISODES, FINAL_SEED)
+    # Before the first update an evaluation says nothing about the training
+    if measure.agent_data(trained.best_agent).get("_n_updates", 0) > 0:
+        best_returns, _ = measure.play_test(trained, trained.best_agent, FINAL_EPISODES, FINAL_SEED)
+    learning_starts = measure.agent_data(trained.last_agent).get("learning_starts")
     seconds = _timing(run).seconds
     here = machine(PACKAGES)
     record = RunRecord(
@@ -317,38 +298,34 @@ def _measure(run: Run) -> None:
         best_returns=best_returns,
         evaluations=measure.read_evaluations(trained),
         value_estimates=measure.estimate_values(trained, run.timesteps, VALUE_STATES, VALUE_SEED),
-        training_returns=measure.read_training_returns(trained.folder),
         versions=here["versions"],
         machine={"processor": here["cpu"], "cores": here["cores"]},
+        learning_starts=None if learning_starts is None else learning_starts * run.action_repeat,
+        reward_threshold=gym.spec(run.env).reward_threshold,
     )
     write_record(record, trained.folder)
 
 
 def _move_into_place(run: Run) -> None:
     """
-    Delete what was needed on the way only, and give the run's folder its name: at once, and with ``run.json`` in it.
-    Goes on where a kill ended it.
+    Delete what only the training needed, and move the run's folder, with ``run.json`` in it, into place in one step.
 
-    :param run: a run
+    A start after a kill continues here.
     """
-    for path in _trained(run).saved_agents().values():
+    for path in run.unfinished.glob("rl_model_*_steps.zip"):
         path.unlink()
     shutil.rmtree(checkpoint_folder(run.unfinished), ignore_errors=True)
     if _log(run).exists():
         _log(run).replace(run.unfinished / "train.log")
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    # Without a run.json it is no run of a study
+    # A folder without run.json is no finished run
     shutil.rmtree(run.folder, ignore_errors=True)
     run.unfinished.rename(run.folder)
     sync_folder(run.folder.parent)
-    shutil.rmtree(run.workplace)
+    shutil.rmtree(run.log_dir)
 
 
 def _write_failure(run: Run, error: Exception) -> None:
-    """
-    :param run: a run
-    :param error: why it failed
-    """
     run.failure.parent.mkdir(parents=True, exist_ok=True)
     output = _log(run).read_text(errors="replace") if _log(run).exists() else ""
     if not isinstance(error, RunError):

@@ -1,340 +1,303 @@
-"""The figures of a study: what its report shows in pictures and tables."""
+"""
+Statistics of a study. The sample is always the seeds: the score of a run is the mean return of its last agent, and each
+estimate is taken over the scores of the seeds, never over seeds and episodes together.
+"""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+from scipy.stats import bootstrap, trim_mean  # type: ignore[import-untyped]
 
-from sb3_td3x.studies.bootstrap import (
-    Estimate,
-    column_means,
-    estimate,
-    estimate_improvement,
-    exceedance,
-    interquartile_mean,
-    probability_of_improvement,
-)
-from sb3_td3x.studies.records import RunRecord, ValueEstimate
 from sb3_td3x.studies.reference import Reference
 from sb3_td3x.studies.results import Results
 
-_T = TypeVar("_T")
+CONFIDENCE = 0.95
+N_BOOTSTRAP = 2000
+# Resampling two seeds gives three values only, which is no interval
+MIN_SEEDS = 3
+# With fewer seeds nothing is cut off, and the interquartile mean is the mean
+MIN_SEEDS_IQM = 4
+WORST_SHARE = 0.05
+# Name of the env in statistics over all envs
+ALL_ENVS = "all"
 
-# Points of a performance profile
-N_THRESHOLDS = 200
+COLUMNS = ("env", "arm", "against", "statistic", "timesteps", "value", "low", "high", "n_seeds")
+
+# From samples to an estimate, along an axis
+Statistic = Callable[..., np.ndarray]
+mean: Statistic = np.mean
+interquartile_mean: Statistic = partial(trim_mean, proportiontocut=0.25)
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+def difference_of_means(scores: np.ndarray, others: np.ndarray, axis: int = 0) -> np.ndarray:
     """
-    A quantity over the training.
+    Return how much higher the mean of the first sample is.
 
-    :param timesteps: env steps, those that all seeds of the arm have, of shape (n_points,)
-    :param runs: of each seed, of shape (n_seeds, n_points)
-    :param estimate: over the seeds, of n_points quantities
+    :param scores: scores of one arm
+    :param others: scores of another arm
+    :param axis: axis of the seeds
+    :return: the difference
     """
-
-    timesteps: np.ndarray
-    runs: np.ndarray
-    estimate: Estimate
+    return mean(scores, axis=axis) - mean(others, axis=axis)
 
 
-@dataclass(frozen=True, eq=False)
-class ValueCurves:
+def probability_of_improvement(scores: np.ndarray, others: np.ndarray, axis: int = 0) -> np.ndarray:
     """
-    What the critics say of the start states and what the policies get from there.
+    Return the probability that a random seed of one arm scores more than one of another (Mann-Whitney), ties half.
 
-    :param estimated: mean of Q1 over the start states
-    :param monte_carlo: mean discounted return from them
-    :param difference: the one minus the other: how much the critics over-estimate
-    :param n_states: fewest start states of a point
+    :param scores: scores of one arm
+    :param others: scores of another arm, of any number of seeds
+    :param axis: axis of the seeds
+    :return: the probability
     """
-
-    estimated: Curve
-    monte_carlo: Curve
-    difference: Curve
-    n_states: int
+    x, y = np.moveaxis(scores, axis, -1)[..., :, None], np.moveaxis(others, axis, -1)[..., None, :]
+    probability: np.ndarray = (np.greater(x, y) + 0.5 * np.equal(x, y)).mean(axis=(-2, -1))
+    return probability
 
 
-@dataclass(frozen=True, eq=False)
-class Profile:
+def over_envs(statistic: Statistic) -> Statistic:
     """
-    Performance profiles.
+    Extend a statistic to scores of several envs.
 
-    :param thresholds: scores, of shape (n_thresholds,)
-    :param estimates: for each arm the fraction of runs above each of them
-    """
-
-    thresholds: np.ndarray
-    estimates: dict[str, Estimate]
-
-    def of(self, arms: Collection[str]) -> "Profile":
-        """
-        :param arms: names of arms
-        :return: their profiles
-        """
-        return replace(self, estimates=_of(self.estimates, arms))
-
-
-@dataclass(frozen=True, eq=False)
-class EnvStatistics:
-    """
-    The figures of an env. Dictionaries have the arms that have finished runs, in the study's order.
-
-    :param env: id of the env
-    :param base: the arm that others are compared with; None: it has no finished run here
-    :param runs: the finished runs of each arm
-    :param scores: of each run the mean of its last agent's returns, of shape (n_seeds,)
-    :param best_scores: the same of its best agent; runs without one are left out
-    :param iqm: interquartile mean of the scores over the seeds
-    :param mean: their mean
-    :param profile: performance profiles of the scores
-    :param improvement: probability that an arm improves on the base; empty without one
-    :param pairs: the same for the arm of a row over that of a column, of shape (n_arms, n_arms)
-    :param learning: evaluations while training, interquartile mean over the seeds
-    :param values: over-estimation, means over the seeds, of arms with a Q critic
+    :param statistic: statistic of samples along an axis
+    :return: the statistic of scores of shape (n_seeds, n_envs): of all seeds and envs together for one sample, mean
+        over the envs for two
     """
 
-    env: str
-    base: str | None
-    runs: dict[str, list[RunRecord]]
-    scores: dict[str, np.ndarray]
-    best_scores: dict[str, np.ndarray]
-    iqm: dict[str, Estimate]
-    mean: dict[str, Estimate]
-    profile: Profile
-    improvement: dict[str, Estimate]
-    pairs: np.ndarray
-    learning: dict[str, Curve]
-    values: dict[str, ValueCurves]
+    def over_all(*samples: np.ndarray, axis: int = 0) -> np.ndarray:
+        samples = tuple(np.moveaxis(sample, axis, -1) for sample in samples)
+        if len(samples) > 1:
+            return mean(statistic(*samples, axis=-1), axis=0)
+        return statistic(np.concatenate(list(samples[0]), axis=-1), axis=-1)
 
-    @property
-    def arms(self) -> list[str]:
-        """Arms with finished runs"""
-        return list(self.runs)
-
-    def of(self, arms: Collection[str]) -> "EnvStatistics":
-        """
-        :param arms: names of arms
-        :return: the figures of those of them that have finished runs
-        """
-        names = ("runs", "scores", "best_scores", "iqm", "mean", "improvement", "learning", "values")
-        parts: dict[str, Any] = {name: _of(getattr(self, name), arms) for name in names}
-        kept = [idx for idx, arm in enumerate(self.arms) if arm in arms]
-        return replace(
-            self,
-            base=self.base if self.base in arms else None,
-            profile=self.profile.of(arms),
-            pairs=self.pairs[np.ix_(kept, kept)],
-            **parts,
-        )
-
-    def n_episodes(self, arm: str) -> int:
-        """
-        :param arm: name of an arm
-        :return: how many final episodes all its runs have
-        """
-        return sum(len(run.final_returns) for run in self.runs[arm])
+    return over_all
 
 
-@dataclass(frozen=True, eq=False)
-class OverallStatistics:
+def worst_episodes(returns: np.ndarray) -> float:
     """
-    The figures of all envs together, over the seeds that an arm has finished in all of them.
+    Return the mean of the worst 5% of episodes.
 
-    :param envs: the envs
-    :param base: the arm that others are compared with; None: it has no such seed
-    :param n_seeds: for each arm the number of such seeds, not 0
-    :param n_episodes: for each arm the final episodes of those runs
-    :param left_out: arms that have none
-    :param improvement: probability that an arm improves on the base, mean over the envs
-    :param unknown: envs without published scores; if there are any, no scores are normalized
-    :param iqm: interquartile mean of the normalized scores over seeds and envs
-    :param profile: performance profiles of the normalized scores; None: there are none
+    :param returns: returns of episodes, of shape (n,)
+    :return: mean return of the worst ``max(1, 0.05 n)`` of them
     """
-
-    envs: list[str]
-    base: str | None
-    n_seeds: dict[str, int]
-    n_episodes: dict[str, int]
-    left_out: list[str]
-    improvement: dict[str, Estimate]
-    unknown: list[str]
-    iqm: dict[str, Estimate]
-    profile: Profile | None
+    n_worst = max(round(WORST_SHARE * len(returns)), 1)
+    return float(np.sort(returns)[:n_worst].mean())
 
 
-def env_statistics(results: Results, env: str) -> EnvStatistics:
+def interval(statistic: Statistic, *samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
-    :param results: a study
-    :param env: one of its envs with finished runs
-    :return: its figures
+    Return the 95% percentile bootstrap interval of a statistic.
+
+    :param statistic: what to estimate, along ``axis``
+    :param samples: samples along the first axis, resampled independently of each other
+    :return: lower and upper bound; NaN where a sample has fewer than ``MIN_SEEDS``
     """
-    runs = results.records[env]
-    scores = {arm: np.array([np.mean(run.final_returns) for run in records]) for arm, records in runs.items()}
-    best_scores = {
-        arm: np.array([np.mean(run.best_returns) for run in records if run.best_returns])
-        for arm, records in runs.items()
-    }
-    columns = {arm: values[:, None] for arm, values in scores.items()}
-    base = results.base if results.base in runs else None
-    evaluations = {arm: _evaluations(records) for arm, records in runs.items()}
-    return EnvStatistics(
-        env=env,
-        base=base,
-        runs=runs,
-        scores=scores,
-        best_scores=best_scores,
-        iqm=estimate(columns, interquartile_mean),
-        mean=estimate(columns, column_means),
-        profile=_profile(columns),
-        improvement={} if base is None else estimate_improvement(columns, base),
-        pairs=np.array([[probability_of_improvement(x, y) for y in columns.values()] for x in columns.values()]),
-        learning=_curves(evaluations, interquartile_mean),
-        values=_value_curves(runs),
+    if min(map(len, samples)) < MIN_SEEDS:
+        nothing = np.full(np.shape(statistic(*samples, axis=0)), np.nan)
+        return nothing, nothing
+    result = bootstrap(
+        samples,
+        statistic,
+        axis=0,
+        vectorized=True,
+        n_resamples=N_BOOTSTRAP,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        random_state=0,
     )
+    return result.confidence_interval.low, result.confidence_interval.high
 
 
-def overall_statistics(results: Results, references: Mapping[str, Reference]) -> OverallStatistics:
+def study_statistics(results: Results, references: Mapping[str, Reference]) -> pd.DataFrame:
     """
-    :param results: a study
-    :param references: what is published of envs
-    :return: the figures of all its envs together
+    Return all statistics of a study, one a row.
+
+    :param results: the study
+    :param references: published scores by env, to normalize scores of several envs
+    :return: table with ``COLUMNS``; ``low`` and ``high`` are NaN where there is no interval
     """
-    envs = results.envs
-    scores, n_episodes = {}, {}
-    for arm in results.arms:
-        by_env = [{run.seed: run for run in results.records[env].get(arm, [])} for env in envs]
-        seeds = sorted(set.intersection(*(set(runs) for runs in by_env)))
-        if seeds:
-            matrix = [[np.mean(runs[seed].final_returns) for runs in by_env] for seed in seeds]
-            scores[arm] = np.array(matrix)
-            n_episodes[arm] = sum(len(runs[seed].final_returns) for seed in seeds for runs in by_env)
-    base = results.base if results.base in scores else None
-    unknown = [env for env in envs if env not in references]
-    iqm: dict[str, Estimate] = {}
-    profile = None
-    if scores and not unknown:
-        random = np.array([references[env].random_score for env in envs])
-        zoo = np.array([references[env].zoo_score for env in envs])
-        normalized = {arm: (matrix - random) / (zoo - random) for arm, matrix in scores.items()}
-        iqm = estimate(normalized, lambda matrix: interquartile_mean(matrix.reshape(-1, 1)))
-        profile = _profile(normalized)
-    return OverallStatistics(
-        envs=envs,
-        base=base,
-        n_seeds={arm: len(matrix) for arm, matrix in scores.items()},
-        n_episodes=n_episodes,
-        left_out=[arm for arm in results.arms if arm not in scores],
-        improvement={} if base is None else estimate_improvement(scores, base),
-        unknown=unknown,
-        iqm=iqm,
-        profile=profile,
-    )
+    rows: list[dict[str, Any]] = []
+    for env, runs in results.runs.groupby("env", sort=False):
+        scores = {arm: group["score"].to_numpy() for arm, group in runs.groupby("arm", sort=False)}
+        rows += [{"env": env, **row} for row in _score_rows(scores, results.base)]
+        rows += [{"env": env, **row} for row in _episode_rows(results, str(env))]
+        rows += [{"env": env, **row} for row in _curve_rows(results, str(env))]
+    if results.runs["env"].nunique() > 1:
+        rows += [{"env": ALL_ENVS, **row} for row in _overall_rows(results, references)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def most_successful(by_env: Sequence[EnvStatistics], base: str, number: int) -> list[str]:
-    """
-    :param by_env: the figures of a study's envs
-    :param base: the arm that others are compared with
-    :param number: how many arms
-    :return: the base, and those of the others with the best mean rank over the envs where they have runs
-    """
-    ranks: dict[str, list[int]] = {}
-    for statistics in by_env:
-        ordered = sorted(statistics.arms, key=lambda arm: -float(statistics.iqm[arm].value[0]))
-        for rank, arm in enumerate(ordered):
-            ranks.setdefault(arm, []).append(rank)
-    others = sorted((arm for arm in ranks if arm != base), key=lambda arm: float(np.mean(ranks[arm])))
-    return [base, *others[: number - 1]]
-
-
-def _of(by_arm: Mapping[str, _T], arms: Collection[str]) -> dict[str, _T]:
-    """
-    :param by_arm: something of each arm
-    :param arms: names of arms
-    :return: that of these alone
-    """
-    return {arm: value for arm, value in by_arm.items() if arm in arms}
-
-
-def _profile(scores: Mapping[str, np.ndarray]) -> Profile:
-    """
-    :param scores: for each arm scores of shape (n_seeds, n_envs)
-    :return: their performance profiles
-    """
-    everything = np.concatenate([values.ravel() for values in scores.values()])
-    # A margin, so that all profiles are seen to begin at 1 and end at 0
-    margin = 0.03 * (np.ptp(everything) or 1.0)
-    thresholds = np.linspace(everything.min() - margin, everything.max() + margin, N_THRESHOLDS)
-    return Profile(thresholds, estimate(scores, exceedance(thresholds)))
-
-
-_Points = dict[int, float]
-
-
-def _evaluations(records: Sequence[RunRecord]) -> list[_Points]:
-    """
-    :param records: runs
-    :return: for each of them the mean return of each evaluation, by timesteps
-    """
-    return [
-        {
-            steps: float(np.mean(returns))
-            for steps, returns in zip(run.evaluations.timesteps, run.evaluations.returns, strict=True)
-        }
-        for run in records
-    ]
-
-
-def _curves(points: Mapping[str, list[_Points]], statistic: Callable[[np.ndarray], np.ndarray]) -> dict[str, Curve]:
-    """
-    :param points: for each arm and seed, values by timesteps
-    :param statistic: over the seeds
-    :return: their curves; arms whose seeds have no timesteps in common are left out
-    """
-    timesteps = {arm: sorted(set.intersection(*map(set, runs))) for arm, runs in points.items() if runs}
-    runs = {
-        arm: np.array([[run[step] for step in steps] for run in points[arm]])
-        for arm, steps in timesteps.items()
-        if steps
-    }
-    estimates = estimate(runs, statistic)
-    return {arm: Curve(np.array(timesteps[arm]), runs[arm], estimates[arm]) for arm in runs}
-
-
-def is_finite(point: ValueEstimate) -> bool:
-    """
-    :param point: values at one point of a training
-    :return: whether they are numbers; a critic that diverges may come to infinity while its policy still acts
-    """
-    return bool(np.isfinite([point.estimated, point.monte_carlo]).all())
-
-
-def _value_curves(runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, ValueCurves]:
-    """
-    :param runs: the finished runs of each arm
-    :return: the over-estimation of those that have a critic in all runs, at the points with finite values in all runs
-    """
-    estimates = {
-        arm: [[point for point in run.value_estimates if is_finite(point)] for run in records if run.value_estimates]
-        for arm, records in runs.items()
-    }
-    kinds: dict[str, dict[str, list[_Points]]] = {"estimated": {}, "monte_carlo": {}, "difference": {}}
-    for arm, records in estimates.items():
-        if not records:
-            continue
-        kinds["estimated"][arm] = [{point.timesteps: point.estimated for point in run} for run in records]
-        kinds["monte_carlo"][arm] = [{point.timesteps: point.monte_carlo for point in run} for run in records]
-        kinds["difference"][arm] = [
-            {point.timesteps: point.estimated - point.monte_carlo for point in run} for run in records
-        ]
-    curves = {kind: _curves(points, column_means) for kind, points in kinds.items()}
+def _row(name: str, arm: str, statistic: Statistic, *samples: np.ndarray, against: str | None = None) -> dict[str, Any]:
+    low, high = interval(statistic, *samples)
+    value = statistic(*samples, axis=0)
     return {
-        arm: ValueCurves(
-            **{kind: curves[kind][arm] for kind in kinds},
-            n_states=min(point.n_states for run in estimates[arm] for point in run),
-        )
-        for arm in curves["difference"]
+        **{"arm": arm, "against": against, "statistic": name},
+        **{"value": float(value), "low": float(low), "high": float(high), "n_seeds": min(map(len, samples))},
+    }
+
+
+def _comparison_rows(
+    scores: Mapping[str, np.ndarray], base: str, wrap: Callable[[Statistic], Statistic]
+) -> Iterator[dict[str, Any]]:
+    """Yield how the arms differ from the base, where there are seeds enough to say so."""
+    for arm, sample in scores.items():
+        if arm != base and base in scores and min(len(sample), len(scores[base])) >= MIN_SEEDS:
+            for name, statistic in (
+                ("difference", difference_of_means),
+                ("probability_of_improvement", probability_of_improvement),
+            ):
+                yield _row(name, arm, wrap(statistic), sample, scores[base], against=base)
+
+
+def _score_rows(scores: Mapping[str, np.ndarray], base: str) -> Iterator[dict[str, Any]]:
+    for arm, sample in scores.items():
+        yield _row("mean", arm, mean, sample)
+        if len(sample) >= MIN_SEEDS_IQM:
+            yield _row("iqm", arm, interquartile_mean, sample)
+    yield from _comparison_rows(scores, base, lambda statistic: statistic)
+
+
+def _episode_rows(results: Results, env: str) -> Iterator[dict[str, Any]]:
+    """Yield statistics of the episodes of the final test, and of the best agents."""
+    runs = results.runs[results.runs["env"] == env]
+    returns = results.returns[(results.returns["env"] == env) & (results.returns["agent"] == "last")]
+    for arm, episodes in returns.groupby("arm", sort=False):
+        own = runs[runs["arm"] == arm]
+        row = {"arm": arm, "n_seeds": len(own)}
+        yield {**row, "statistic": "worst_5_percent", "value": worst_episodes(episodes["return"].to_numpy())}
+        # Bars of the env, recorded by its runs
+        if (bars := own["reward_threshold"].dropna()).size:
+            solved = (episodes["return"] >= float(bars.iloc[0])).mean()
+            yield {**row, "statistic": "solved", "value": float(solved)}
+        best = own["best_agent_score"].dropna().to_numpy(float)
+        if len(best):
+            yield _row("best_agents", str(arm), mean, best)
+
+
+def _curve_rows(results: Results, env: str) -> Iterator[dict[str, Any]]:
+    evaluations = results.evaluations[results.evaluations["env"] == env]
+    yield from _curves("learning_curve", evaluations, "return")
+    values = results.value_estimates[results.value_estimates["env"] == env]
+    # A critic may diverge to infinity while its policy still acts
+    values = values[np.isfinite(values[["estimated", "monte_carlo"]].astype(float)).all(axis=1)]
+    values = values.assign(over_estimation=values["estimated"] - values["monte_carlo"])
+    for name, column in (
+        ("estimated_value", "estimated"),
+        ("monte_carlo_value", "monte_carlo"),
+        ("over_estimation", "over_estimation"),
+    ):
+        yield from _curves(name, values, column)
+
+
+def _curves(name: str, points: pd.DataFrame, column: str) -> Iterator[dict[str, Any]]:
+    """Yield the means over the seeds at the timesteps that all seeds of an arm have."""
+    for arm, group in points.groupby("arm", sort=False):
+        by_seed = group.pivot_table(index="seed", columns="timesteps", values=column).dropna(axis="columns")
+        sample = by_seed.to_numpy(float)
+        if not sample.size:
+            continue
+        for timesteps, value, low, high in zip(
+            by_seed.columns, mean(sample, axis=0), *interval(mean, sample), strict=True
+        ):
+            yield {
+                **{"arm": arm, "statistic": name, "timesteps": int(timesteps)},
+                **{"value": value, "low": low, "high": high, "n_seeds": len(sample)},
+            }
+
+
+def common_scores(results: Results) -> dict[str, np.ndarray]:
+    """
+    Return the scores of the seeds that an arm has finished in all envs.
+
+    :param results: a study
+    :return: for each arm scores of shape (n_seeds, n_envs), envs in the study's order; arms without such a seed are
+        left out
+    """
+    envs = list(results.runs["env"].unique())
+    table = results.runs.pivot(index=["arm", "seed"], columns="env", values="score").reindex(columns=envs).dropna()
+    arms = set(table.index.get_level_values("arm"))
+    return {arm: table.loc[arm].to_numpy() for arm in results.arms if arm in arms}
+
+
+def normalized_scores(results: Results, references: Mapping[str, Reference]) -> dict[str, np.ndarray]:
+    """
+    Return the scores of all envs on one scale: 0 is random actions, 1 the best agent of RL Zoo's benchmark.
+
+    :param results: a study
+    :param references: published scores by env
+    :return: as ``common_scores``, normalized; empty where an env has no published scores
+    """
+    envs = results.runs["env"].unique()
+    if any(env not in references for env in envs):
+        return {}
+    random = np.array([references[env].random_score for env in envs])
+    best = np.array([references[env].zoo_score for env in envs])
+    return {arm: (scores - random) / (best - random) for arm, scores in common_scores(results).items()}
+
+
+def _overall_rows(results: Results, references: Mapping[str, Reference]) -> Iterator[dict[str, Any]]:
+    for arm, scores in normalized_scores(results, references).items():
+        yield _row("normalized_mean", arm, over_envs(mean), scores)
+        yield _row("normalized_iqm", arm, over_envs(interquartile_mean), scores)
+    for row in _comparison_rows(common_scores(results), results.base, over_envs):
+        # Returns of different envs have no common unit
+        if row["statistic"] == "probability_of_improvement":
+            yield row
+
+
+def performance_profiles(
+    scores: Mapping[str, np.ndarray], n_thresholds: int = 200
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """
+    Return the share of runs that score more than a threshold, for many thresholds.
+
+    :param scores: for each arm scores of shape (n_seeds, n_envs)
+    :param n_thresholds: number of thresholds, a little beyond the lowest and the highest score
+    :return: thresholds; for each arm the shares, of shape (n_thresholds,); for each arm with seeds enough their
+        intervals, of shape (2, n_thresholds)
+    """
+    everything = np.concatenate([sample.ravel() for sample in scores.values()])
+    margin = 0.03 * (np.ptp(everything) or 1.0)
+    thresholds = np.linspace(everything.min() - margin, everything.max() + margin, n_thresholds)
+    above = {arm: (sample[..., None] > thresholds).mean(axis=1) for arm, sample in scores.items()}
+    shares = {arm: mean(sample, axis=0) for arm, sample in above.items()}
+    intervals = {arm: np.stack(interval(mean, sample)) for arm, sample in above.items() if len(sample) >= MIN_SEEDS}
+    return thresholds, shares, intervals
+
+
+def most_successful(statistics: pd.DataFrame, base: str, number: int) -> list[str]:
+    """
+    Return the base and the arms with the best mean rank over the envs.
+
+    :param statistics: from ``study_statistics``
+    :param base: the arm that the others are compared with
+    :param number: how many arms to return
+    :return: names of arms, the base first
+    """
+    scores = statistics[(statistics["statistic"] == "mean") & (statistics["env"] != ALL_ENVS)]
+    ranks = scores.assign(rank=scores.groupby("env")["value"].rank(ascending=False)).groupby("arm")["rank"].mean()
+    return [base, *ranks.drop(base, errors="ignore").sort_values(kind="stable").index[: number - 1]]
+
+
+def describe_episodes(returns: Sequence[float], bar: float | None) -> dict[str, Any]:
+    """
+    Return the statistics of one agent's episodes, where the sample is the episodes.
+
+    :param returns: returns of the episodes
+    :param bar: return at which an episode counts as solved; None: the env declares none
+    :return: ``mean`` with its 95% interval, ``std``, ``iqm`` over the episodes, share ``solved``, and
+        ``worst_5_percent``
+    """
+    sample = np.array(returns)
+    low, high = interval(mean, sample)
+    return {
+        "mean": float(sample.mean()),
+        "mean_95": [float(low), float(high)],
+        "std": float(sample.std()),
+        "iqm": float(interquartile_mean(sample, axis=0)),
+        "solved": None if bar is None else float((sample >= bar).mean()),
+        "worst_5_percent": worst_episodes(sample),
     }

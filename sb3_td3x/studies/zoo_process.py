@@ -3,8 +3,9 @@ A command of the zoo that ends with the process that started it::
 
     python -m sb3_td3x.studies.zoo_process rl_zoo3.train --algo td3x ...
 
-It watches its standard input, which its parent holds open: when that is closed, which no kill can prevent, it ends
-itself and the processes of its envs. So nothing trains on, and writes into a study, after the study was killed.
+The parent holds the standard input of this process open. When it is closed, which no kill can prevent, this process
+ends itself and the processes of its envs. So no training continues, and writes into a
+study, after the study was killed.
 """
 
 import os
@@ -17,7 +18,7 @@ import _sb3_td3x_autoload as autoload
 
 
 def end_with_parent() -> None:
-    """Wait until the standard input is closed, then kill this process and, where it leads a group, the group."""
+    """Wait until the standard input is closed, then kill this process and, if it leads a process group, the group."""
     while os.read(0, 1024):
         pass
     if os.name == "posix" and os.getpgrp() == os.getpid():

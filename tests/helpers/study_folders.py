@@ -1,4 +1,4 @@
-"""Folders of studies with made-up numbers, for the tests of reports."""
+"""Folders of studies with made-up results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from sb3_td3x.studies.records import Evaluations, RunRecord, TrainingReturns, ValueEstimate, write_record
+from sb3_td3x.studies.results import (
+    Evaluations,
+    RunRecord,
+    ValueEstimate,
+    run_folder,
+    write_record,
+)
 
 
 def write_study(
@@ -18,11 +24,13 @@ def write_study(
     **changes: Any,
 ) -> Path:
     """
-    :param folder: of the study
-    :param scores: for each env, arm and seed the returns of the final episodes; a seed that is not there did not finish
-    :param seeds: of the study
+    Write the folder of a study with made-up results.
+
+    :param folder: folder of the study
+    :param scores: for each env, arm and seed the returns of the final episodes; seeds that are left out did not finish
+    :param seeds: seeds of the study
     :param timesteps: length of a training
-    :param changes: fields of all records that shall be others
+    :param changes: fields to change in all records
     :return: the folder
     """
     arms = list(dict.fromkeys(arm for by_arm in scores.values() for arm in by_arm))
@@ -32,6 +40,12 @@ def write_study(
         "envs": list(scores),
         "seeds": list(seeds),
         "timesteps": dict.fromkeys(scores, timesteps),
+        "evaluation": {
+            "freq": dict.fromkeys(scores, timesteps // 2),
+            "episodes": 2,
+            "final_episodes": 2,
+            "value_states": 10,
+        },
         "arms": {
             arm: {
                 "algo": "td3x",
@@ -51,14 +65,16 @@ def write_study(
 
 
 def write(study: Path, record: RunRecord) -> None:
-    run_folder = record.folder(study)
-    run_folder.mkdir(parents=True, exist_ok=True)
-    write_record(record, run_folder)
+    """Write a record into the folder of its run."""
+    folder = run_folder(study, record.arm, record.algo, record.env, record.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_record(record, folder)
 
 
 def make_record(
     arm: str, env: str, seed: int, returns: Sequence[float], timesteps: int = 20_000, **changes: Any
 ) -> RunRecord:
+    """Return a record with two evaluations and two value estimates."""
     half = timesteps // 2
     values = [float(value) for value in returns]
     fields: dict[str, Any] = {
@@ -75,9 +91,10 @@ def make_record(
         "best_returns": [value + 1 for value in values],
         "evaluations": Evaluations([half, timesteps], [[value - 10 for value in values], values]),
         "value_estimates": [ValueEstimate(half, -40.0, -50.0, 10), ValueEstimate(timesteps, -20.0 + seed, -25.0, 10)],
-        "training_returns": TrainingReturns([200, 400], [-900.0, -800.0]),
         "versions": {"stable-baselines3": "2.9.2"},
         "machine": {"processor": "A processor", "cores": 2},
+        "learning_starts": 1_000,
+        "reward_threshold": 0.0,
         **changes,
     }
     return RunRecord(**fields)
@@ -106,12 +123,12 @@ _ENVS = {
 
 def write_plausible_study(folder: Path, n_arms: int, envs: Sequence[str], seeds: Sequence[int]) -> Path:
     """
-    A study that looks like a real one, to look at its report.
+    Write a study that looks like a real one, to look at its report.
 
-    :param folder: of the study
+    :param folder: folder of the study
     :param n_arms: number of arms, at most 10
-    :param envs: ids of envs, of the three that are known here
-    :param seeds: of the study
+    :param envs: ids of some of the three envs that are known here
+    :param seeds: seeds of the study
     :return: the folder
     """
     rng = np.random.default_rng(0)

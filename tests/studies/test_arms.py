@@ -1,4 +1,4 @@
-"""The arms of a study: what each trains with, and that none of them fails at construction."""
+"""The arms of a study: the hyperparameters of each, and that every arm can be constructed."""
 
 import argparse
 from pathlib import Path
@@ -13,8 +13,8 @@ from sb3_td3x.studies.arms import (
     DECAY_HALVINGS,
     Arm,
     ablation_arms,
-    action_repeat,
     check_arm_name,
+    check_trusted,
     comparison_arms,
     sweep_arms,
     with_policy_kwargs,
@@ -32,7 +32,7 @@ NETS = "dict(net_arch=[128, 128])"
 
 
 def construct(arm: Arm, env: str, folder: Path) -> TD3X:
-    """As the zoo does, from the YAML file of the arm."""
+    """Construct an agent as the zoo does, from the YAML file of the arm."""
     path = folder / f"{arm.name}.yml"
     path.write_text(yaml.safe_dump({env: arm.hyperparams[env]}))
     options: dict[str, Any] = {"device": "cpu", "config": str(path), "verbose": 0, "eval_freq": -1, "n_timesteps": 100}
@@ -44,13 +44,13 @@ def construct(arm: Arm, env: str, folder: Path) -> TD3X:
 
 
 def changes(arms: list[Arm], name: str, env: str) -> dict[str, Any]:
-    """What an arm has that the first has not, None for what it lacks."""
+    """Return the hyperparameters in which an arm differs from the first, None for those that it does not have."""
     base = arms[0].hyperparams[env]
     entry = next(arm.hyperparams[env] for arm in arms if arm.name == name)
     return {key: entry.get(key) for key in {**base, **entry} if base.get(key) != entry.get(key)}
 
 
-def test_arms_of_document_002() -> None:
+def test_arms_of_the_ablation() -> None:
     arms = ablation_arms([PENDULUM], 20_000)
     assert [arm.name for arm in arms][:8] == [
         *("full", "stochastic-policy", "no-replay", "no-targets", "no-smoothing", "no-delay", "no-clipping", "ddpg")
@@ -73,7 +73,7 @@ def test_arms_of_document_002() -> None:
 
 def test_decay_and_shaping_are_switched(capsys: pytest.CaptureFixture[str]) -> None:
     arms = ablation_arms([PENDULUM, LUNAR, WALKER, HARDCORE], None)
-    assert "Pendulum-v1: no arm for reward shaping" in capsys.readouterr().out
+    assert capsys.readouterr().out == ""
     decay = changes(arms, "decay", PENDULUM)
     # Half after a fifth of its 10,000 timesteps
     assert decay["action_noise_decay"] ** 2000 == pytest.approx(0.5)
@@ -89,7 +89,7 @@ def test_shaping_where_the_entry_has_none(tmp_path: Path) -> None:
     file = tmp_path / "plain.yml"
     file.write_text(yaml.safe_dump({WALKER: {"n_timesteps": 1000, "policy": "MlpPolicy"}}))
     shaped = changes(ablation_arms([WALKER], conf_file=file), "shaping", WALKER)["reward_shaping"]
-    # As Hardcore's entry before the price of a fall rises there
+    # Hardcore's entry at the start of the training
     (fall_penalty, scale) = ablation_arms([HARDCORE])[0].hyperparams[HARDCORE]["reward_shaping"]
     ((path, arguments),) = fall_penalty.items()
     assert shaped == [
@@ -100,7 +100,7 @@ def test_shaping_where_the_entry_has_none(tmp_path: Path) -> None:
 
 def test_every_arm_can_be_constructed_and_learns(tmp_path: Path) -> None:
     arms = ablation_arms([PENDULUM], 20_000, all_64=True)
-    # Without target networks there is no delay: 16 of the 64 combinations are the same as others
+    # Without target networks there is no delay, so 16 of the 64 combinations equal others
     assert len(arms) == 48 + 2
     for arm in arms:
         model = construct(arm, PENDULUM, tmp_path)
@@ -143,7 +143,7 @@ def test_policy_kwargs_as_the_zoo_evaluates_them() -> None:
     assert with_policy_kwargs({}, {"n_critics": 1}) == {"policy_kwargs": {"n_critics": 1}}
 
 
-def test_comparison_takes_each_algorithm_s_own_hyperparameters() -> None:
+def test_comparison_takes_the_own_hyperparameters_of_each_algorithm() -> None:
     td3x, sac = comparison_arms(["td3x", "sac"], [PENDULUM])
     assert (td3x.name, td3x.algo, sac.algo) == ("td3x", "td3x", "sac")
     assert sac.hyperparams[PENDULUM]["learning_rate"] == 1e-3
@@ -190,12 +190,13 @@ def test_bad_sweeps(tmp_path: Path, content: str, error: str) -> None:
     assert error in str(info.value)
 
 
-def test_bad_names(tmp_path: Path) -> None:
+def test_bad_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"The arm 'no_delay' is unknown: did you mean 'no-delay'\?"):
         ablation_arms([PENDULUM], names=["no_delay"])
     with pytest.raises(ValueError, match=r"Pendulum-v1 has none of the arms no-decay, no-shaping: .*, ddpg, decay$"):
         ablation_arms([LUNAR, PENDULUM], names=["no-decay", "no-shaping"])
     assert [arm.name for arm in ablation_arms([LUNAR, PENDULUM], names=["no-decay", "decay"])] == ["no-decay", "decay"]
+    assert capsys.readouterr().out.splitlines() == [f"{LUNAR} has no arm decay", f"{PENDULUM} has no arm no-decay"]
     with pytest.raises(ValueError, match=r"The algorithm 'tq' is unknown: did you mean 'tqc'\?"):
         comparison_arms(["tq"], [PENDULUM])
     file = tmp_path / "conf.yml"
@@ -212,7 +213,7 @@ def test_bad_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_all_runs_are_of_one_length(as_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_runs_have_one_length(as_list: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop: Any = {"sb3_td3x.callbacks.StopWhenSolved": {"threshold": 200.0}}
     kept = ["rl_zoo3.callbacks.RawStatisticsCallback"] if as_list else []
     file = tmp_path / "conf.yml"
@@ -220,26 +221,9 @@ def test_all_runs_are_of_one_length(as_list: bool, tmp_path: Path, capsys: pytes
     file.write_text(yaml.safe_dump({PENDULUM: entry}))
     arms = ablation_arms([PENDULUM], conf_file=file)
     assert [arm.hyperparams[PENDULUM]["callback"] for arm in arms] == [kept] * len(arms)
-    line = f"{PENDULUM}: callbacks that end a training early are left out, all runs are of one length\n"
+    line = f"{PENDULUM}: callbacks that end a training early are left out, all runs have one length\n"
     assert capsys.readouterr().out.count(line) == 1
     assert ablation_arms([LUNAR], conf_file=hyperparams_path("documents"))[0].hyperparams[LUNAR]["callback"] == []
-
-
-@pytest.mark.parametrize(
-    ("wrappers", "repeat"),
-    [
-        (None, 1),
-        ("rl_zoo3.wrappers.TimeFeatureWrapper", 1),
-        ("rl_zoo3.wrappers.FrameSkip", 4),
-        ({"rl_zoo3.wrappers.FrameSkip": {"skip": 2}}, 2),
-        (["rl_zoo3.wrappers.TimeFeatureWrapper", {"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}], 3),
-        ([{"stable_baselines3.common.atari_wrappers.MaxAndSkipEnv": None}], 4),
-        ("stable_baselines3.common.atari_wrappers.AtariWrapper", 4),
-        ([{"stable_baselines3.common.atari_wrappers.AtariWrapper": {"frame_skip": 2, "clip_reward": False}}], 2),
-    ],
-)
-def test_action_repeat(wrappers: Any, repeat: int) -> None:
-    assert action_repeat({"env_wrapper": wrappers}) == repeat
 
 
 def test_the_noise_decays_over_decisions(tmp_path: Path) -> None:
@@ -250,6 +234,24 @@ def test_the_noise_decays_over_decisions(tmp_path: Path) -> None:
     (arm,) = ablation_arms([PENDULUM], 1000, path, names=["decay"])
     # 1,000 env steps are 500 decisions
     assert arm.hyperparams[PENDULUM]["action_noise_decay"] ** 500 == pytest.approx(0.5**DECAY_HALVINGS)
-    # Not one decision, of which the zoo makes one
+    # Less than one decision counts as one
     (arm,) = ablation_arms([PENDULUM], 1, path, names=["decay"])
     assert arm.hyperparams[PENDULUM]["action_noise_decay"] == pytest.approx(0.5**DECAY_HALVINGS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ({"env_wrapper": [{"of_mine.Wrapper": {"x": 1}}]}, "asks for the wrapper 'of_mine.Wrapper'.*need --trusted"),
+        ({"vec_env_wrapper": "of_mine.Wrapper"}, "asks for the wrapper 'of_mine.Wrapper'.*need --trusted"),
+        ({"callback": [{"of_mine.Callback": {}}]}, "The arm a in E has the callback 'of_mine.Callback'.*--trusted"),
+        ({"reward_shaping": "of_mine.hook"}, "The arm a in E has reward_shaping='of_mine.hook', expected.*--trusted"),
+    ],
+)
+def test_code_of_the_users_own_needs_trust(entry: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        check_trusted([Arm("a", "td3x", "", {"E": entry})])
+
+
+def test_the_arms_of_the_ablation_need_no_trust() -> None:
+    check_trusted(ablation_arms([PENDULUM, LUNAR, WALKER, HARDCORE]))

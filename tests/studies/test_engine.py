@@ -18,16 +18,17 @@ import pytest
 import yaml
 
 from sb3_td3x.studies.arms import Arm
+from sb3_td3x.studies.command import main
 from sb3_td3x.studies.engine import _locked, run_study
 from sb3_td3x.studies.plan import Plan, Run, Settings, runs_of
-from sb3_td3x.studies.records import read_record, read_records
+from sb3_td3x.studies.results import read_record, read_results
 
 ROOT = Path(__file__).parents[2]
 ENV = "StudyPoint-v0"
 TINY = {
     "n_timesteps": 60,
     "policy": "MlpPolicy",
-    "learning_starts": 20,
+    "learning_starts": 10,
     "noise_type": "normal",
     "noise_std": 0.1,
     "policy_kwargs": "dict(net_arch=[8])",
@@ -42,7 +43,7 @@ VARIABLES = {
 
 
 def arguments(folder: Path, arms: dict[str, Any], *options: str) -> list[str]:
-    """Of `study.py`, for a sweep with these arms."""
+    """Return the arguments of the command for a sweep with these arms."""
     (folder / "td3x.yml").write_text(yaml.safe_dump({ENV: TINY}))
     (folder / "arms.yml").write_text(yaml.safe_dump(arms))
     files = ["--conf-file", str(folder / "td3x.yml"), "-f", str(folder / "study"), "--gym-packages", "study_env"]
@@ -51,9 +52,9 @@ def arguments(folder: Path, arms: dict[str, Any], *options: str) -> list[str]:
 
 
 def start(folder: Path, arms: dict[str, Any], *options: str, **variables: str) -> "subprocess.Popen[str]":
-    """The sweep in a process of its own."""
+    """Start the sweep in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts" / "study.py"), *arguments(folder, arms, *options)],
+        [sys.executable, "-m", "sb3_td3x", "study", *arguments(folder, arms, *options)],
         env={**VARIABLES, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -107,13 +108,11 @@ def runs(folder: Path, *arms: str, timesteps: int = 60) -> list[Run]:
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The sweep in this process, for the time that starting another takes."""
-    import study
-
+    """Return a function that runs the sweep in this process, which is faster than starting another."""
     monkeypatch.setenv("PYTHONPATH", VARIABLES["PYTHONPATH"])
 
     def run(arms: dict[str, Any], status: int) -> str:
-        assert study.main(arguments(tmp_path, arms)) == status
+        assert main(arguments(tmp_path, arms)) == status
         return "".join(capsys.readouterr())
 
     return run
@@ -121,24 +120,23 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_a_study_from_start_to_end(tmp_path: Path, sweep: Callable[..., str]) -> None:
-    arms = {"plain": {}, "broken": {"env_wrapper": "no.such.Wrapper"}}
+    arms = {"plain": {}, "broken": {"tau": 2.0}}
     output = sweep(arms, status=1)
-    assert "0 of 2 runs are there, 2 to do" in output
+    assert "0 of 2 runs are finished, 2 to do" in output
     failure = tmp_path / "study/failures/broken-StudyPoint-v0-1.log"
     assert f"FAILED broken, {ENV}, seed 1: RunError: the training ended without its 60 timesteps" in output
     assert str(failure) in output
     assert "-m rl_zoo3.train --algo td3x" in failure.read_text().splitlines()[0]
-    assert "No module named 'no'" in failure.read_text()
+    assert "tau=2.0 is not allowed" in failure.read_text()
 
-    (record,) = read_records(tmp_path / "study")
+    (record,) = read_results(tmp_path / "study").records
     assert (record.arm, record.timesteps, record.seed) == ("plain", 60, 1)
     assert len(record.final_returns) == len(record.best_returns or []) == len(record.final_lengths) == 100
     assert record.evaluations.timesteps == [20, 40, 60]
     assert np.shape(record.evaluations.returns) == (3, 2)
     assert [estimate.timesteps for estimate in record.value_estimates or []] == [20, 40, 60]
-    assert record.training_returns.timesteps == [10, 20, 30, 40, 50, 60]
     assert record.steps_per_second == pytest.approx(60 / record.training_seconds, rel=1e-3)
-    folder = record.folder(tmp_path / "study")
+    folder = runs(tmp_path, "plain")[0].folder
     left = {path.name for path in folder.iterdir()}
     assert left == {
         *("0.monitor.csv", "StudyPoint-v0", "StudyPoint-v0.zip", "best_model.zip", "evaluations.npz"),
@@ -155,9 +153,9 @@ def test_a_study_from_start_to_end(tmp_path: Path, sweep: Callable[..., str]) ->
         assert process.returncode == 0, process.stderr
     assert (tmp_path / "plots.pkl").exists()
 
-    # The next start tries the failed run again, repaired or not, and touches no other
+    # The next start tries the failed run again, and touches no other
     written = (folder / "run.json").stat().st_mtime_ns
-    assert "1 of 2 runs are there, 1 to do" in sweep(arms, status=1)
+    assert "1 of 2 runs are finished, 1 to do" in sweep(arms, status=1)
     assert (folder / "run.json").stat().st_mtime_ns == written
 
     # A broken run is named, and nothing is mixed with another configuration
@@ -168,20 +166,22 @@ def test_a_study_from_start_to_end(tmp_path: Path, sweep: Callable[..., str]) ->
 
 
 @pytest.mark.slow
-def test_modules_of_the_user_s_own_are_found_where_the_command_is_typed(tmp_path: Path) -> None:
+def test_modules_of_the_users_own_are_found_in_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "of_mine.py").write_text(
         "import gymnasium as gym\n"
         "def half(batch):\n    return batch.rewards / 2, batch.terminations\n"
         "class Wrapper(gym.Wrapper):\n    pass\n"
     )
     arms = {"hook": {"reward_shaping": "of_mine.half"}, "wrapper": {"env_wrapper": "of_mine.Wrapper"}}
-    finish(start(tmp_path, arms, "--jobs", "2"))
-    assert {record.arm for record in read_records(tmp_path / "study")} == {"hook", "wrapper"}
+    refused = finish(start(tmp_path, arms), status=2)
+    assert "Hooks of your own need --trusted" in refused
+    finish(start(tmp_path, arms, "--jobs", "2", "--trusted"))
+    assert {record.arm for record in read_results(tmp_path / "study").records} == {"hook", "wrapper"}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_a_killed_study_goes_on(tmp_path: Path, sweep: Callable[..., str]) -> None:
+def test_a_killed_study_continues(tmp_path: Path, sweep: Callable[..., str]) -> None:
     arms = {"quick": {}, "slow": {"env_kwargs": {"delay": 0.3}}}
     quick, slow = runs(tmp_path, *arms)
     process = start(tmp_path, arms)
@@ -193,9 +193,9 @@ def test_a_killed_study_goes_on(tmp_path: Path, sweep: Callable[..., str]) -> No
     assert not slow.folder.exists()
     written = (quick.folder / "run.json").stat().st_mtime_ns
 
-    assert "1 of 2 runs are there, 1 to do" in sweep(arms, status=0)
+    assert "1 of 2 runs are finished, 1 to do" in sweep(arms, status=0)
     assert (quick.folder / "run.json").stat().st_mtime_ns == written
-    assert "Going on from" in (slow.folder / "train.log").read_text()
+    assert "Resuming from" in (slow.folder / "train.log").read_text()
     assert read_record(slow.folder / "run.json").evaluations.timesteps == [20, 40, 60]
     assert not list((tmp_path / "study/unfinished").glob("*/*"))
 
@@ -205,7 +205,7 @@ def test_a_killed_study_goes_on(tmp_path: Path, sweep: Callable[..., str]) -> No
 @pytest.mark.parametrize(
     ("number", "jobs", "status", "output"),
     [
-        (signal.SIGINT, "2", 130, "Interrupted: the same command goes on"),
+        (signal.SIGINT, "2", 130, "Interrupted: the same command continues"),
         (signal.SIGTERM, "1", 143, ""),
         # No handler runs; workers must end by themselves
         (signal.SIGKILL, "2", -signal.SIGKILL, ""),
@@ -223,7 +223,6 @@ def test_signals_end_the_trainings(tmp_path: Path, number: int, jobs: str, statu
 
 def test_one_study_in_a_folder(tmp_path: Path) -> None:
     plan = Plan("sweep", [], {}, [1])
-    assert run_study(plan, tmp_path, progress=False) == []
     with _locked(tmp_path), pytest.raises(ValueError, match="A study is running in"):
         run_study(plan, tmp_path, progress=False)
 
@@ -272,12 +271,8 @@ def test_bad_command_lines(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    import study
-
     monkeypatch.chdir(tmp_path)
-    if command[0] == "report":
-        pytest.importorskip("sb3_td3x.studies.report")
-    assert study.main(command) == 2
+    assert main(command) == 2
     assert error in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -286,10 +281,8 @@ def test_bad_command_lines(
     "option", [["--seeds", "-1"], ["--seeds", "0"], ["--jobs", "0"], ["--timesteps", "1e5"], ["--eval-freq", "0"]]
 )
 def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    import study
-
     with pytest.raises(SystemExit):
-        study.main(["ablation", *option])
+        main(["ablation", *option])
     assert "is not allowed, expected" in capsys.readouterr().err
 
 
@@ -359,6 +352,6 @@ def test_a_cluster_that_loses_a_machine(tmp_path: Path, ray_cluster: tuple[str, 
     os.killpg(second_node.pid, signal.SIGKILL)
     output = finish(process)
     assert "Runs were lost with their process or machine, and are repeated" in output
-    assert "2 of 2 runs are whole" in output
-    assert [record.arm for record in read_records(tmp_path / "study")] == ["a", "b"]
+    assert "2 of 2 runs are finished" in output
+    assert [record.arm for record in read_results(tmp_path / "study").records] == ["a", "b"]
     wait_for_silence(tmp_path)

@@ -1,4 +1,4 @@
-"""What a study's folder says of it, and what is refused."""
+"""The settings of a study: what may be added to them, and what is refused."""
 
 import contextlib
 import json
@@ -10,20 +10,12 @@ from typing import Any, BinaryIO
 
 import pytest
 import yaml
+from study_folders import make_record, write
 
 from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies import plan
 from sb3_td3x.studies.arms import Arm
 from sb3_td3x.studies.plan import Plan, Settings, prepare, runs_of, settings_of
-from sb3_td3x.studies.records import (
-    Evaluations,
-    RunRecord,
-    TrainingReturns,
-    ValueEstimate,
-    read_record,
-    read_records,
-    write_record,
-)
 
 PLAN = Plan(
     kind="sweep",
@@ -34,37 +26,6 @@ PLAN = Plan(
     envs={"E-v0": Settings(100, 5), "n/F-v0": Settings(200, 10)},
     seeds=[1, 2],
 )
-
-
-def record(**changes: Any) -> RunRecord:
-    return replace(
-        RunRecord(
-            arm="a",
-            algo="td3x",
-            env="E-v0",
-            seed=1,
-            timesteps=100,
-            command=["python", "-m", "rl_zoo3.train"],
-            training_seconds=2.0,
-            steps_per_second=50.0,
-            final_returns=[1.0, 2.0],
-            final_lengths=[3, 4],
-            best_returns=None,
-            evaluations=Evaluations([5, 10], [[1.0], [2.0, 3.0]]),
-            value_estimates=[ValueEstimate(5, 0.5, 0.25, 10)],
-            training_returns=TrainingReturns([3], [1.5]),
-            versions={"torch": "2", "x": None},
-            machine={"processor": "p", "cores": 2},
-        ),
-        **changes,
-    )
-
-
-def write(study: Path, content: RunRecord) -> Path:
-    folder = content.folder(study)
-    folder.mkdir(parents=True)
-    write_record(content, folder)
-    return folder
 
 
 def test_runs() -> None:
@@ -98,7 +59,7 @@ def test_repeated_actions_count_as_env_steps() -> None:
     assert plain.timesteps == repeated.timesteps == 100
 
 
-def test_a_study_s_folder(tmp_path: Path) -> None:
+def test_the_folder_of_a_study(tmp_path: Path) -> None:
     study = tmp_path / "new" / "study"
     prepare(PLAN, study)
     config = json.loads((study / "study.json").read_text())
@@ -108,7 +69,7 @@ def test_a_study_s_folder(tmp_path: Path) -> None:
         "hyperparams": {"E-v0": {"net": [4, 4]}},
     }
     assert yaml.safe_load((study / "hyperparams/a.yml").read_text()) == PLAN.arms[0].hyperparams
-    # Again, and with more: what was there stays
+    # The second time, settings stay and others are added
     prepare(PLAN, study)
     assert json.loads((study / "study.json").read_text()) == config
     more = Arm("c", "td3x", "third", {"G-v0": {"tau": 0.3}})
@@ -121,7 +82,7 @@ def test_a_study_s_folder(tmp_path: Path) -> None:
     assert grown["arms"]["c"]["hyperparams"] == {"G-v0": {"tau": 0.3}}
 
 
-def test_full_stays_what_an_ablation_s_arms_are_compared_with(tmp_path: Path) -> None:
+def test_full_stays_the_base_of_an_ablation(tmp_path: Path) -> None:
     arms = [Arm(name, "td3x", "", {"E-v0": {}}) for name in ("no-delay", "full", "no-replay")]
     study = replace(PLAN, kind="ablation", envs={"E-v0": Settings(100, 5)})
     prepare(replace(study, arms=arms[:1]), tmp_path)
@@ -181,7 +142,7 @@ def test_another_study_is_refused(tmp_path: Path, changes: dict[str, Any], diffe
 
 
 @pytest.mark.parametrize("name", ["description", "a.description", "a.hyperparams"])
-def test_names_of_arms_say_nothing_of_what_may_change(tmp_path: Path, name: str) -> None:
+def test_arms_named_like_settings(tmp_path: Path, name: str) -> None:
     for value in (0.1, 0.2):
         changed = replace(PLAN, arms=[Arm(name, "td3x", f"{value}", {"E-v0": {"tau": value}})])
         if value == 0.1:
@@ -191,7 +152,7 @@ def test_names_of_arms_say_nothing_of_what_may_change(tmp_path: Path, name: str)
                 prepare(changed, tmp_path)
 
 
-def test_folders_that_are_no_study_s(tmp_path: Path) -> None:
+def test_folders_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ValueError, match=r"not empty, and has no study\.json"):
         prepare(PLAN, tmp_path)
@@ -199,55 +160,14 @@ def test_folders_that_are_no_study_s(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text('{"format": 7}')
     with pytest.raises(ValueError, match=r"study\.json is broken: format 7, expected 1"):
         prepare(PLAN, tmp_path)
-    with pytest.raises(ValueError, match=r"has no study\.json"):
-        read_records(tmp_path / "nowhere")
-
-
-def test_records(tmp_path: Path) -> None:
-    prepare(PLAN, tmp_path)
-    first, second = record(), record(seed=2, value_estimates=None, best_returns=[5.0])
-    write(tmp_path, second)
-    write(tmp_path, first)
-    # A run on its way is none
-    (tmp_path / "unfinished/a/E-v0_3").mkdir(parents=True)
-    (tmp_path / "unfinished/a/E-v0_3/run.json").touch()
-    assert read_records(tmp_path) == [first, second]
-    content = json.loads((tmp_path / "a/td3x/E-v0_1/run.json").read_text())
-    assert (content["format"], content["evaluations"]["timesteps"]) == (1, [5, 10])
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ('"format": 1', '"format": 2', "format 2, expected 1"),
-        ('"seed"', '"sead"', "it has no 'seed'"),
-        ('"timesteps": 100', '"timesteps": null', "int"),
-        ('"estimated"', '"estimate"', "estimate"),
-        ("{", "", "Extra data"),
-        ('"final_lengths": [\n  3,', '"final_lengths": [', "2 final_returns and 1 final_lengths"),
-        (
-            '"final_returns": [\n  1.0,',
-            '"final_returns": [\n  NaN,',
-            "final_returns have a nan: the agent has diverged",
-        ),
-    ],
-)
-def test_a_broken_record_s_folder_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    path = write(tmp_path, record()) / "run.json"
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(ValueError, match=re.escape(reason)) as info:
-        read_record(path)
-    assert str(path.parent) in str(info.value)
 
 
 def test_a_finished_run_is_this_one(tmp_path: Path) -> None:
     run = runs_of(PLAN, tmp_path)[0]
     assert not run.is_finished()
-    folder = write(tmp_path, record())
+    write(tmp_path, make_record("a", "E-v0", 1, [1.0], timesteps=100))
     assert run.is_finished()
-    write_record(record(timesteps=50), folder)
+    write(tmp_path, make_record("a", "E-v0", 1, [1.0], timesteps=50))
     with pytest.raises(ValueError, match="is another one") as info:
         run.is_finished()
-    assert str(folder) in str(info.value)
+    assert str(run.folder) in str(info.value)

@@ -1,4 +1,4 @@
-"""One run of a study, with stand-ins for the zoo's processes: what is kept where one dies or is killed."""
+"""One run of a study, with stand-ins for the zoo's processes: what is kept when one dies or is killed."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from study_folders import make_record
 from sb3_td3x import TD3X
 from sb3_td3x.studies import run as run_module
 from sb3_td3x.studies.plan import Run
-from sb3_td3x.studies.records import read_record, write_record
+from sb3_td3x.studies.results import read_record, write_record
 from sb3_td3x.studies.run import RunError, _train, do_run
 from sb3_td3x.zoo.register import checkpoint_folder
 
@@ -46,17 +46,17 @@ def write_checkpoint(run: Run, number: int) -> Path:
 
 
 def write_training(run: Run, timing: dict[str, Any]) -> None:
-    """What a whole training leaves, with an agent that was saved on the way."""
+    """Write what a whole training leaves, with an agent that was saved during training."""
     folder = run.unfinished / ENV
     folder.mkdir(parents=True)
     (folder / "config.yml").write_text(yaml.safe_dump({"policy": "MlpPolicy"}))
-    (folder / "args.yml").write_text(yaml.safe_dump({"env": ENV, "env_kwargs": None}))
+    (folder / "args.yml").write_text(yaml.safe_dump({"algo": "td3x", "env": ENV, "env_kwargs": None}))
     model = TD3X("MlpPolicy", gym.make(ENV), policy_kwargs={"net_arch": [8]}, learning_starts=100, seed=0)
     model.learn(run.timesteps)
     for path in (run.unfinished / f"{ENV}.zip", run.unfinished / "rl_model_20_steps.zip"):
         model.save(path)
-    (run.workplace / "timing.json").write_text(json.dumps(timing))
-    (run.workplace / "train.log").write_text("trained")
+    (run.log_dir / "timing.json").write_text(json.dumps(timing))
+    (run.log_dir / "train.log").write_text("trained")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_resumed_training_that_dies(
     assert modules == ["sb3_td3x"] + ["rl_zoo3.train"] * (not kept)
 
 
-def test_a_training_that_goes_on_in_another_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_another_process_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_checkpoint(run, 1)
 
     @contextlib.contextmanager
@@ -131,13 +131,13 @@ def test_a_run_that_is_killed_on_its_way_into_place(
     assert do_run(run).error is None
     assert read_record(run.folder / "run.json") == measured
     assert (run.folder / "train.log").read_text() == "trained"
-    assert not run.workplace.exists()
+    assert not run.log_dir.exists()
 
 
 def test_a_finished_run_that_was_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill may have left its workplace, which says that it was trained."""
-    run.workplace.mkdir(parents=True)
-    (run.workplace / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
+    """A kill may have left its log folder, which says that it was trained."""
+    run.log_dir.mkdir(parents=True)
+    (run.log_dir / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
 
     @contextlib.contextmanager
     def training(run: Run, module: list[str]) -> Iterator[Process]:
@@ -152,7 +152,18 @@ def test_a_finished_run_that_was_deleted(run: Run, monkeypatch: pytest.MonkeyPat
 
 def test_a_record_of_another_run_is_not_taken(run: Run) -> None:
     run.unfinished.mkdir(parents=True)
-    (run.workplace / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
+    (run.log_dir / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
     write_record(make_record(run.arm, run.env, run.seed + 1, [1.0], run.timesteps), run.unfinished)
     assert "is another one" in str(do_run(run).error)
     assert not run.folder.exists()
+
+
+def test_an_agent_that_has_learned_nothing_is_never_the_best(run: Run) -> None:
+    write_training(run, {"seconds": 2.0, "finished": True})
+    untrained = TD3X("MlpPolicy", gym.make(ENV), policy_kwargs={"net_arch": [8]}, learning_starts=100, seed=0)
+    untrained.learn(20)
+    untrained.save(run.unfinished / "best_model.zip")
+    assert do_run(run).error is None
+    record = read_record(run.folder / "run.json")
+    assert record.best_returns is None
+    assert (record.learning_starts, record.reward_threshold) == (100, None)

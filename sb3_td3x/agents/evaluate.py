@@ -1,0 +1,226 @@
+"""Playing the test of published agents, and a table of the results beside those that RL Zoo published."""
+
+import csv
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from sb3_td3x.agents.training import (
+    N_ENVS,
+    PACKAGES,
+    TEST_SEED,
+    Training,
+    find_agents,
+    play_agent,
+    to_json,
+)
+from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.statistics import MIN_SEEDS, MIN_SEEDS_IQM, describe_episodes, interquartile_mean, interval, mean
+
+# Rounding, where all returns are alike
+_MARGIN = 0.01
+
+Figures = dict[str, tuple[float, float, int]]
+
+
+def evaluate(
+    folder: Path,
+    n_episodes: int | None = None,
+    n_envs: int = N_ENVS,
+    envs: Sequence[str] | None = None,
+    output: Path | None = None,
+) -> bool:
+    """
+    Play published agents, compare with what was recorded when they were published, and print a table.
+
+    :param folder: log folder of the zoo with the agents
+    :param n_episodes: number of episodes; None: as many as the test of the agent has
+    :param n_envs: copies of the env that are played side by side
+    :param envs: ids of the envs to take; None: all
+    :param output: JSON file for all figures
+    :return: whether no agent is worse than recorded
+    :raises ValueError: there is no such agent
+    """
+    trainings = {path: Training.read(path) for path in find_agents(folder)}
+    known = [training.env for training in trainings.values()]
+    if not known:
+        raise ValueError(f"there are no agents in {folder}")
+    if unknown := set(envs or ()) - set(known):
+        raise ValueError(f"{folder} has no agent for {', '.join(sorted(unknown))}, expected one of {', '.join(known)}")
+    summaries = []
+    all_hold = True
+    for path, training in trainings.items():
+        if envs and training.env not in envs:
+            continue
+        returns = play_agent(
+            path, f"{path.name.rpartition('_')[0]}.zip", n_episodes or training.test_episodes, TEST_SEED, n_envs
+        )
+        n_common = min(len(returns), len(training.published.test_returns))
+        recorded, again = training.published.test_returns[:n_common], returns[:n_common]
+        lost, allowed = float(np.mean(recorded) - np.mean(again)), allowed_loss(recorded, again)
+        # NaN is worse than anything
+        holds = lost <= allowed
+        all_hold = all_hold and holds
+        print(
+            f"{training.env}: {np.mean(returns):.2f} in {len(returns)} episodes; in the first {n_common} "
+            f"{np.mean(again):.2f}, recorded {np.mean(recorded):.2f}, "
+            f"{'not worse' if holds else 'WORSE'} by more than {allowed:.2f}",
+            flush=True,
+        )
+        summaries.append(summarize(training, returns))
+    print(f"\n{format_table(summaries)}")
+    if output is not None:
+        report = {"machine": machine(PACKAGES), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
+        output.write_text(to_json({**report, "agents": summaries}))
+        print(f"\nAll figures: {output}")
+    return all_hold
+
+
+def allowed_loss(recorded: Sequence[float], returns: Sequence[float]) -> float:
+    """
+    Return the loss that chance can explain.
+
+    With the versions of its training an agent returns what it returned. With others, its episodes differ, the longer
+    the more.
+
+    :param recorded: returns of an agent when it was published
+    :param returns: its returns now, of the same episodes
+    :return: half of the 95% interval of the mean difference, and one percent of the recorded mean
+    """
+    differences = np.subtract(recorded, returns)
+    half_width = 1.96 * float(np.std(differences)) / math.sqrt(len(differences))
+    return half_width + _MARGIN * abs(float(np.mean(recorded)))
+
+
+def summarize(training: Training, returns: list[float]) -> dict[str, Any]:
+    """
+    Return the figures of an agent and of all its seeds.
+
+    :param training: what is known of the agent
+    :param returns: returns in its test
+    :return: ``published``, over the episodes; ``all_seeds``, over the mean returns of the seeds
+    """
+    published = training.published
+    scores = np.array([np.mean(seed.test_returns) for seed in training.seeds])
+    all_seeds: dict[str, Any] = {
+        "seeds": [seed.seed for seed in training.seeds],
+        "timesteps": published.timesteps,
+        "episodes": [len(seed.test_returns) for seed in training.seeds],
+        "means": scores.tolist(),
+        "mean": float(scores.mean()),
+    }
+    if len(scores) >= MIN_SEEDS:
+        all_seeds["mean_95"] = [float(bound) for bound in interval(mean, scores)]
+    if len(scores) >= MIN_SEEDS_IQM:
+        all_seeds["iqm"] = float(interquartile_mean(scores, axis=0))
+        all_seeds["iqm_95"] = [float(bound) for bound in interval(interquartile_mean, scores)]
+    bar = gym.spec(training.env).reward_threshold
+    return {
+        "env": training.env,
+        "published": {
+            "seed": published.seed,
+            "agent": published.selected,
+            "timesteps": published.selected_timesteps,
+            "episodes": len(returns),
+            "solved_at": bar,
+            **describe_episodes(returns, bar),
+            "returns": returns,
+        },
+        "all_seeds": {
+            **all_seeds,
+            "training_seconds": [seed.training_seconds for seed in training.seeds],
+            "cpus": sorted({seed.machine["cpu"] for seed in training.seeds}),
+            "commands": [seed.command for seed in training.seeds],
+        },
+    }
+
+
+def read_zoo_benchmark() -> dict[str, Figures]:
+    """
+    Read the figures that RL Zoo published of its own agents.
+
+    :return: mean, standard deviation and timesteps by env without its version, and algorithm
+    """
+    figures: dict[str, Figures] = {}
+    file = resources.files("sb3_td3x.studies").joinpath("data/zoo_benchmark.csv")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        entry = (float(row["mean"]), float(row["std"]), int(row["timesteps"]))
+        figures.setdefault(_base_name(row["env"]), {})[row["algo"]] = entry
+    return figures
+
+
+def _base_name(env: str) -> str:
+    return env.rpartition("-v")[0]
+
+
+def format_table(summaries: Sequence[dict[str, Any]]) -> str:
+    """
+    Format figures as a Markdown table, with a note on how they were measured.
+
+    :param summaries: from ``summarize``
+    :return: the text
+    """
+    zoo = read_zoo_benchmark()
+    lines = [
+        "| env | episodes | mean [95% interval] | IQM | solved | worst 5% | all seeds: mean [95% interval] | IQM "
+        "| mean of each seed | env steps | training | RL Zoo: td3, and its best |",
+        f"|{'---|' * 12}",
+    ]
+    for summary in summaries:
+        agent, seeds = summary["published"], summary["all_seeds"]
+        cells = [
+            f"{summary['env']} (seed {agent['seed']})",
+            f"{agent['episodes']:,}",
+            _with_interval(agent["mean"], agent["mean_95"]),
+            f"{agent['iqm']:.1f}",
+            "no bar" if agent["solved"] is None else f"{agent['solved']:.1%} reach {agent['solved_at']:g}",
+            f"{agent['worst_5_percent']:.1f}",
+            _with_interval(seeds["mean"], seeds.get("mean_95")),
+            f"{seeds['iqm']:.1f}" if "iqm" in seeds else "the mean",
+            ", ".join(f"{value:.1f}" for value in seeds["means"]),
+            _steps(seeds["timesteps"]),
+            _duration(float(np.mean(seeds["training_seconds"]))),
+            format_zoo(zoo.get(_base_name(summary["env"]), {})),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    cpus = sorted({cpu for summary in summaries for cpu in summary["all_seeds"]["cpus"]})
+    return "\n".join([*lines, "", _NOTE.format(seed=TEST_SEED, cpus="; ".join(cpus))])
+
+
+_NOTE = (
+    "Deterministic episodes from start seeds {seed:,} on, which served for nothing else; the agent of each seed was "
+    "selected on other episodes. Left: the published agent, its mean, IQM (mean without the lowest and the highest "
+    "quarter), share of solved episodes (the env's own bar) and mean of the worst 5%, over its episodes. All seeds: "
+    "mean and IQM over the mean returns of the seeds. Intervals: 95% bootstrap. Training: wall-clock time of one seed; "
+    "{cpus}. RL Zoo's figures: mean ± standard deviation over episodes, one seed, older versions."
+)
+
+
+def _with_interval(value: float, bounds: Sequence[float] | None) -> str:
+    return f"{value:.1f} [{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else f"{value:.1f}"
+
+
+def format_zoo(figures: Figures) -> str:
+    """
+    Format what the zoo published about an env.
+
+    :param figures: mean, standard deviation and timesteps by algorithm
+    :return: those of td3, and of the best algorithm
+    """
+    best = max(figures, key=lambda algo: figures[algo][0], default="td3")
+    shown = {algo: figures[algo] for algo in ("td3", best) if algo in figures}
+    return ", ".join(f"{algo} {mean:.1f} ± {std:.1f} at {_steps(n)}" for algo, (mean, std, n) in shown.items())
+
+
+def _steps(number: int) -> str:
+    return f"{number / 1e6:g}M" if number >= 1e6 else f"{number / 1e3:g}k"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

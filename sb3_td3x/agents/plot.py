@@ -1,0 +1,84 @@
+"""Learning curves of published agents, all seeds, beside those that RL Zoo published."""
+
+from pathlib import Path
+
+import numpy as np
+import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from sb3_td3x.agents.training import Training, find_agents
+from sb3_td3x.studies import plots
+from sb3_td3x.studies.reference import references
+from sb3_td3x.studies.statistics import interval, mean
+from sb3_td3x.zoo.register import ALGO
+
+# The zoo trained up to a hundred times as long; more of its curves would hide ours
+_MAX_TIMES_AS_LONG = 2.0
+
+
+def plot(folder: Path, output: Path) -> list[Path]:
+    """
+    Draw the learning curves of all published agents.
+
+    :param folder: log folder of the zoo with the agents
+    :param output: folder for the pictures
+    :return: the pictures, ``ENV.png``; agents without evaluations have none
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for training in map(Training.read, find_agents(folder)):
+        if not all(seed.evaluations["timesteps"] for seed in training.seeds):
+            print(f"{training.env}: not all seeds have evaluations, no picture")
+            continue
+        path = output / f"{training.env}.png"
+        with plots.picture(path, 4.0) as ((axes,),):
+            draw(training, axes)
+        paths.append(path)
+    return paths
+
+
+def learning_curve(training: Training) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Return the evaluations of all seeds.
+
+    :param training: what is known of an agent
+    :return: timesteps of the first seed's evaluations, of shape (n,), and mean returns, of shape (n_seeds, n); those of
+        seeds that were evaluated at other timesteps are interpolated
+    """
+    curves = [
+        (np.array(seed.evaluations["timesteps"]), np.mean(seed.evaluations["returns"], axis=1))
+        for seed in training.seeds
+    ]
+    timesteps = curves[0][0]
+    return timesteps, np.array([np.interp(timesteps, *curve) for curve in curves])
+
+
+def draw(training: Training, axes: Axes) -> None:
+    """
+    Draw the learning curves of an agent's seeds.
+
+    :param training: what is known of the agent
+    :param axes: where to draw
+    """
+    timesteps, returns = learning_curve(training)
+    color, *others = sns.color_palette("colorblind")
+    axes.plot(timesteps, returns.T, color=color, linewidth=0.5, alpha=0.5)
+    label = f"{ALGO}, mean of {len(returns)} seeds" if len(returns) > 1 else f"{ALGO}, one seed"
+    axes.plot(timesteps, mean(returns, axis=0), color=color, linewidth=2, label=label)
+    low, high = interval(mean, returns)
+    if np.isfinite(low).all():
+        axes.fill_between(timesteps, low, high, color=color, alpha=0.2, linewidth=0, label="95% interval")
+    end = _MAX_TIMES_AS_LONG * timesteps[-1]
+    reference = references().get(training.env)
+    for (algo, (steps, values)), other in zip(
+        sorted(reference.curves.items() if reference else ()), others, strict=False
+    ):
+        n_points = sum(step <= end for step in steps)
+        if n_points:
+            label = f"RL Zoo's {algo}, one seed"
+            axes.plot(steps[:n_points], values[:n_points], color=other, linestyle="--", linewidth=1, label=label)
+    older = f" (RL Zoo: {reference.published_as})" if reference and reference.published_as != training.env else ""
+    axes.set(title=f"{training.env}{older}", xlabel="Env steps", ylabel="Return of an episode")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(fontsize="small")

@@ -1,0 +1,322 @@
+"""
+Publishing the agent of an env in the zoo's layout: the best candidate by episodes that serve for nothing else.
+
+Of each run, which is one seed, the candidates (the last agent, ``best_model.zip``, and the agents of ``--save-freq``)
+play the selection, and the winner plays the test once. The agent of the seed that is best in the selection is
+published, with the returns of all seeds in ``training.json``.
+
+What is published holds no pickle and no path of this machine. The zip has the networks only: no replay buffer and no
+optimizer state, and the target networks equal the networks.
+"""
+
+import math
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from joblib import Parallel, delayed  # type: ignore[import-untyped]
+from stable_baselines3.common.monitor import load_results
+
+from sb3_td3x.agents.training import (
+    PACKAGES,
+    SELECTION_SEED,
+    TEST_SEED,
+    Seed,
+    Training,
+    best_candidate,
+    episodes_of_test,
+    play_agent,
+)
+from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.measure import agent_data, read_evaluations
+from sb3_td3x.td3x import TD3X
+from sb3_td3x.zoo.register import ALGO
+from sb3_td3x.zoo.runs import ZooRun
+
+N_SELECTION_EPISODES = 200
+# Episodes before the worse half of the candidates drops out
+FIRST_ROUND = 20
+# Options of the zoo whose values it evaluates, and their names in args.yml
+_EVALUATED = {
+    **dict.fromkeys(("-params", "--hyperparams"), "hyperparams"),
+    "--env-kwargs": "env_kwargs",
+    "--eval-env-kwargs": "eval_env_kwargs",
+}
+# Seconds between the ends of two episodes after which the training was not running
+_STANDSTILL = 1800
+# Ends with the end of a name, so that it is not found by chance among the networks' numbers
+_MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
+
+
+def publish(
+    folders: Sequence[Path],
+    output: Path,
+    add: bool = False,
+    cpu: str | None = None,
+    selection_episodes: int = N_SELECTION_EPISODES,
+    first_round: int = FIRST_ROUND,
+    test_episodes: int | None = None,
+    jobs: int = 1,
+) -> Path:
+    """
+    Select, test and publish the agent of an env.
+
+    :param folders: finished runs of td3x in one env, with the same settings and a seed each
+    :param output: log folder of the zoo to publish in
+    :param add: whether the runs are further seeds of the agent that is published there
+    :param cpu: processor that trained; None: this machine's
+    :param selection_episodes: most episodes that a candidate plays in the selection
+    :param first_round: episodes before the worse half of the candidates drops out; then twice as many, and so on
+        (successive halving, Karnin et al. 2013)
+    :param test_episodes: episodes of the test; None: as many as the env needs
+    :param jobs: processes that play the selection
+    :return: folder of the published agent, whose earlier content is replaced
+    :raises ValueError: the runs do not belong together, or cannot be published
+    """
+    runs = [ZooRun(folder) for folder in folders]
+    env = runs[0].env_id
+    folder = output / ALGO / f"{runs[0].config_folder.name}_1"
+    earlier = Training.read(folder) if add else None
+    check_alike(runs, ZooRun(folder) if add else None, earlier)
+    test_episodes = test_episodes or (earlier.test_episodes if earlier else episodes_of_test(env))
+    seeds = list(earlier.seeds) if earlier else []
+    for run in runs:
+        selection = select(run, selection_episodes, first_round, jobs)
+        seeds.append(_examine(run, selection, test_episodes, cpu))
+    seeds.sort(key=lambda seed: seed.seed)
+    best = max(seeds, key=lambda seed: float(np.mean(seed.selection[seed.selected])))
+    training = Training(env, best.seed, seeds, test_episodes)
+    if earlier and best in earlier.seeds:
+        training.write(folder)
+    else:
+        _write_agent(next(run for run in runs if run.args["seed"] == best.seed), training, folder)
+    return folder
+
+
+def candidates(run: ZooRun) -> list[str]:
+    """
+    Return the agents of a run to choose from.
+
+    :param run: a finished training
+    :return: file names, the last agent first; of files with the same agent one, and none of an agent without training
+    """
+    names: dict[tuple[int, int], str] = {}
+    for path in (run.last_agent, run.best_agent, *run.saved_agents().values()):
+        data = agent_data(path)
+        if data.get("_n_updates", 0) > 0:
+            names.setdefault((data["num_timesteps"], data["_n_updates"]), path.name)
+    return list(names.values())
+
+
+def select(run: ZooRun, n_episodes: int, first_round: int, jobs: int) -> dict[str, list[float]]:
+    """
+    Let the candidates of a run play, and drop the worse half of them after each round.
+
+    :param run: a finished training
+    :param n_episodes: most episodes of a candidate
+    :param first_round: episodes before the worse half drops out for the first time
+    :param jobs: number of processes
+    :return: for each candidate the returns of its episodes
+    """
+    names = candidates(run)
+    selection: dict[str, list[float]] = {name: [] for name in names}
+    n_played, n_next = 0, min(first_round, n_episodes)
+    while True:
+        # As a generator, so that each candidate is reported when it has played: there may be many
+        played = Parallel(jobs, return_as="generator")
+        first_seed = SELECTION_SEED + n_played
+        tasks = (delayed(play_agent)(run.folder, name, n_next - n_played, first_seed) for name in names)
+        for name, returns in zip(names, played(tasks), strict=True):
+            selection[name] += returns
+            print(f"{run.folder.name}, {name}: {np.mean(selection[name]):.2f} in {n_next} episodes", flush=True)
+        if n_next == n_episodes:
+            return selection
+        names = sorted(names, key=lambda name: -float(np.mean(selection[name])))[: math.ceil(len(names) / 2)]
+        n_played, n_next = n_next, min(2 * n_next, n_episodes)
+
+
+def _examine(run: ZooRun, selection: dict[str, list[float]], n_episodes: int, cpu: str | None) -> Seed:
+    """Test the winner of a selection."""
+    selected = best_candidate(selection)
+    test_returns = play_agent(run.folder, selected, n_episodes, TEST_SEED)
+    print(f"{run.folder.name}: {selected} has {np.mean(test_returns):.2f} in the test", flush=True)
+    trained_on = machine(PACKAGES)
+    return Seed(
+        seed=run.args["seed"],
+        command=_command(run),
+        timesteps=agent_data(run.last_agent)["num_timesteps"] * run.action_repeat,
+        training_seconds=round(training_seconds(run.folder), 1),
+        machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
+        selection=selection,
+        selected=selected,
+        selected_timesteps=agent_data(run.folder / selected)["num_timesteps"] * run.action_repeat,
+        test_returns=test_returns,
+        evaluations=asdict(read_evaluations(run)),
+    )
+
+
+def check_alike(runs: Sequence[ZooRun], published: ZooRun | None = None, earlier: Training | None = None) -> None:
+    """
+    Check that runs can be published together.
+
+    :param runs: the runs
+    :param published: folder of the published agent that they are further seeds of
+    :param earlier: what is known of that agent
+    :raises ValueError: they are not finished runs of one env that differ in their seeds only
+    """
+    first = published or runs[0]
+    for run in runs:
+        _check_finished(run)
+        for name in ("env", "n_timesteps"):
+            if run.args[name] != first.args[name]:
+                raise ValueError(
+                    f"{run.folder} has {name}={run.args[name]!r}, expected {first.args[name]!r} as {first.folder}"
+                )
+        if without_folders(run.hyperparams) != without_folders(first.hyperparams):
+            raise ValueError(f"{run.folder} has other hyperparameters than {first.folder}")
+    seeds = [seed.seed for seed in earlier.seeds] if earlier else []
+    seeds += [run.args["seed"] for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"the runs have the seeds {seeds}, expected each once")
+
+
+def _check_finished(run: ZooRun) -> None:
+    if run.algo != ALGO:
+        raise ValueError(f"{run.folder} has algo={run.algo!r}, expected a run of {ALGO}")
+    expected = run.args["n_timesteps"] if run.args["n_timesteps"] > 0 else int(run.hyperparams["n_timesteps"])
+    # An interrupted zoo saves its agent too
+    trained = agent_data(run.last_agent).get("num_timesteps", 0)
+    if trained < expected:
+        raise ValueError(f"{run.folder} has trained {trained} timesteps, expected a finished run of {expected}")
+    command = _command(run)
+    if found := _MACHINE_PATH.search(command.encode()):
+        raise ValueError(f"{run.folder} was trained by `{command}`, with a path of a machine, {found.group()!r}")
+
+
+def training_seconds(folder: Path) -> float:
+    """
+    Return the wall-clock time of a training until the end of its last episode.
+
+    :param folder: folder of the run, with the files of ``Monitor``
+    :return: seconds, without the time between an interruption and the resumption
+    """
+    between_episodes = np.diff(load_results(str(folder))["t"], prepend=0.0)
+    return float(between_episodes[between_episodes < _STANDSTILL].sum())
+
+
+def without_folders(value: Any) -> Any:
+    """
+    Cut absolute paths to their last part.
+
+    :param value: part of a configuration
+    :return: the same as plain lists and dictionaries
+    """
+    if isinstance(value, dict):
+        return {key: without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(entry) for entry in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
+
+
+def _command(run: ZooRun) -> str:
+    return portable_command((run.config_folder / "command.txt").read_text(), run.args)
+
+
+def portable_command(command: str, args: dict[str, Any]) -> str:
+    """
+    Return the command of a training as one would type it, from any folder.
+
+    :param command: content of the zoo's ``command.txt``, in which nothing is quoted
+    :param args: content of ``args.yml``
+    :return: the command, quoted, without paths of the machine
+    """
+    words = re.sub(r"( --[a-z-]+)=", r"\1 ", command).split(" ")
+    if "-m" in words:
+        words = words[words.index("-m") :]
+    elif Path(words[1]).name == "rl_zoo3":
+        # The zoo's command of that name
+        words = ["-m", f"rl_zoo3.{words[2]}", *words[3:]]
+    else:
+        words = words[1:]
+    options: list[list[str]] = []
+    for word in words:
+        if re.match(r"--?[a-zA-Z]", word) or not options:
+            options.append([])
+        options[-1].append(word)
+    result = ["python"]
+    for name, *values in options:
+        if name in _EVALUATED:
+            given = without_folders(args[_EVALUATED[name]])
+            values = [f"{key}:{value!r}" for key, value in given.items()]
+        elif name in ("-f", "--log-folder"):
+            values = ["logs"]
+        result += [name, *without_folders(values)]
+    return shlex.join(result)
+
+
+def write_networks(source: Path, path: Path) -> None:
+    """
+    Write an agent as small as possible that everything can still load.
+
+    :param source: file of the agent
+    :param path: file to write
+    :raises ValueError: the source is damaged, or holds something that can only be pickled
+    """
+    model = TD3X.load(source, device="cpu")
+    model.actor.optimizer.state.clear()
+    model.critic.optimizer.state.clear()
+    for network, target in ((model.actor, model.actor_target), (model.critic, model.critic_target)):
+        for parameter, target_parameter in zip(network.parameters(), target.parameters(), strict=True):
+            # PyTorch writes memory that two tensors share once
+            target_parameter.data = parameter.data
+    # The log folder and the last observations belong to the machine and the run
+    model.tensorboard_log = None
+    model.save(path, exclude=["_last_obs", "_last_original_obs", "_last_episode_starts", "ep_info_buffer"])
+    # As everybody will load it: raises if there is a pickle in it
+    TD3X.load(path, device="cpu", trusted=False)
+
+
+def check_portable(folder: Path) -> None:
+    """
+    Check that no file names a folder of this machine.
+
+    :param folder: folder to publish
+    :raises ValueError: a file does
+    """
+    for path in sorted(folder.rglob("*")):
+        found = _MACHINE_PATH.search(path.read_bytes()) if path.is_file() else None
+        if found:
+            raise ValueError(f"{path} holds the path of a machine, {found.group().decode()}...: it cannot be published")
+
+
+def _write_agent(run: ZooRun, training: Training, folder: Path) -> None:
+    """Write the folder of a published agent, in the place of an earlier one."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    target = partial / run.config_folder.name
+    target.mkdir(parents=True)
+    try:
+        write_networks(run.folder / training.published.selected, partial / run.last_agent.name)
+        args = {**without_folders(run.args), "log_folder": "logs"}
+        for name, content in {"config.yml": without_folders(run.hyperparams), "args.yml": args}.items():
+            (target / name).write_text(yaml.safe_dump(content))
+        (target / "command.txt").write_text(training.published.command + "\n")
+        for path in (*run.folder.glob("*monitor.csv"), run.folder / "evaluations.npz"):
+            if path.is_file():
+                shutil.copy(path, partial)
+        if run.normalize_kwargs is not None:
+            shutil.copy(run.config_folder / "vecnormalize.pkl", target)
+        training.write(partial)
+        check_portable(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,120 @@
+"""
+What ``speed.py`` measures: trainings of one size each, and series of sizes. To add a cell, add a line to ``CELLS``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+# Bytes of a BipedalWalker transition: two observations, action, reward, done and time-out, all float32
+TRANSITION_BYTES = 4 * (2 * 24 + 4 + 3)
+# Bytes of a worker without its replay buffer: interpreter, PyTorch, JAX
+WORKER_BYTES = 10**9
+CAR_RACING = "CarRacing-v3"
+PEER_NAMES = {"td3x": "TD3X", "sb3": "SB3", "sbx": "SBX", "floor": "floor"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """
+    One size of training, the same for all peers.
+
+    :param name: name of the cell
+    :param env: id of the env
+    :param net_arch: hidden units of the actor and of each critic
+    :param batch_size: transitions in an update
+    :param n_envs: number of envs
+    :param train_freq: vector steps in a rollout
+    :param gradient_steps: updates after each rollout
+    :param buffer_size: transitions in the replay buffer, which is full from the start
+    :param policy: policy of the model
+    :param peers: names of what is compared; "floor" is the steps of the envs and the matrix products of the
+        updates only
+    :param updates_only: whether to measure updates only instead of the whole training loop
+    :param processes: whether each env runs in a process of its own
+    :param normalize: whether ``VecNormalize`` normalizes observations and rewards
+    :param arguments: more arguments of the algorithm, such as ``{"n_steps": 3}``
+    :param policy_kwargs: more arguments of the policy, such as ``{"layer_norm": True}``
+    """
+
+    name: str
+    env: str
+    net_arch: tuple[int, ...]
+    batch_size: int
+    n_envs: int = 1
+    train_freq: int = 1
+    gradient_steps: int = 1
+    buffer_size: int = 1_000_000
+    policy: str = "MlpPolicy"
+    peers: tuple[str, ...] = ("td3x", "sb3", "sbx", "floor")
+    updates_only: bool = False
+    processes: bool = False
+    normalize: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def least_steps(self) -> int:
+        """Steps of a segment are a multiple of this: whole rollouts, and as many updates with the actor as without"""
+        return 2 if self.updates_only else self.n_envs * self.train_freq
+
+
+BIPEDAL = Cell("bipedal-256", "BipedalWalker-v3", (256, 256), 256)
+
+CELLS = {
+    cell.name: cell
+    for cell in (
+        BIPEDAL,
+        replace(BIPEDAL, name="bipedal-400", net_arch=(400, 300)),
+        replace(BIPEDAL, name="bipedal-400-small", net_arch=(400, 300), batch_size=100),
+        Cell("pendulum-64", "Pendulum-v1", (64, 64), 64),
+        replace(BIPEDAL, name="bipedal-8envs", n_envs=8, train_freq=8, gradient_steps=64),
+        # A transition of frames takes 56 kB
+        Cell("carracing", CAR_RACING, (256, 256), 256, buffer_size=10_000, policy="CnnPolicy", peers=("td3x", "sb3")),
+        # What a training does besides updates; the floor is the steps of the envs only
+        replace(BIPEDAL, name="rollout", gradient_steps=0),
+        replace(BIPEDAL, name="update", peers=("td3x", "floor"), updates_only=True),
+    )
+}
+# One cell of each kind but images; without the floor of the loops, which takes as long as a peer
+QUICK_CELLS = (
+    *(replace(CELLS[name], peers=("td3x", "sb3", "sbx")) for name in ("bipedal-256", "pendulum-64", "bipedal-8envs")),
+    CELLS["update"],
+)
+
+# Cost against size: one size changes, all else is as in the first cell
+SWEEPS: Mapping[str, Mapping[int, Cell]] = {
+    "width": {n: replace(BIPEDAL, name=f"width-{n}", net_arch=(n, n)) for n in (64, 128, 256, 512, 1024)},
+    "batch": {n: replace(BIPEDAL, name=f"batch-{n}", batch_size=n) for n in (32, 128, 512, 2048, 8192)},
+    # One update for each env step
+    "envs": {n: replace(BIPEDAL, name=f"envs-{n}", n_envs=n, gradient_steps=n) for n in (1, 4, 16, 64)},
+    "replay": {n: replace(BIPEDAL, name=f"replay-{n}", buffer_size=n) for n in (10**5, 10**6, 10**7)},
+}
+
+
+def needed_bytes(cell: Cell, peers: Sequence[str]) -> int:
+    """
+    Estimate the memory of the workers of a cell, which run at the same time.
+
+    :param cell: a cell with the transitions of BipedalWalker
+    :param peers: names of its peers
+    :return: bytes
+    """
+    return len(peers) * (cell.buffer_size * TRANSITION_BYTES + WORKER_BYTES)
+
+
+def missing_package(peer: str, env: str | None = None) -> str | None:
+    """
+    Return a package that a measurement needs and that is not installed.
+
+    :param peer: name of a peer
+    :param env: id of the env
+    :return: name of the package; None: nothing is missing
+    """
+    needed = []
+    if peer == "sbx":
+        needed.append(("sbx", "sbx-rl"))
+    if env == CAR_RACING:
+        needed.append(("cv2", "opencv-python-headless"))
+    return next((package for module, package in needed if find_spec(module) is None), None)

@@ -1,0 +1,449 @@
+"""
+How fast TD3X trains compared with the TD3 of SB3 and SBX, with the same hyperparameters and number of threads.
+
+    python scripts/benchmark/speed.py                       all cells
+    python scripts/benchmark/speed.py --quick               one of each kind, in about two minutes
+    python scripts/benchmark/speed.py --sweep batch         cost against size
+    python scripts/benchmark/speed.py --solve --seeds 1 2   time to solve LunarLanderContinuous-v3
+
+Each peer is a process (``worker.py``), and the peers are measured in turn. Tables are printed; JSON and plots go to the
+folder ``--out``.
+"""
+
+import argparse
+import inspect
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
+from tables import format_report, format_solutions, plot_cells, plot_sweep, summarize
+
+from sb3_td3x.studies.machine import machine
+from sb3_td3x.studies.options import at_least
+from sb3_td3x.zoo.register import hyperparams_path
+from sb3_td3x.zoo.runs import action_repeat
+
+PACKAGES = (
+    *("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy"),
+    "opencv-python-headless",
+)
+# Seconds of the slowest peer's segments
+SECONDS, QUICK_SECONDS = 10.0, 0.5
+REPS, SWEEP_REPS = 5, 3
+# A higher load means that something else is running
+IDLE_LOAD = 0.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """
+    Options of all measurements.
+
+    :param peers: names of the peers
+    :param reps: segments of each peer
+    :param steps: steps of a segment; None: as many as take ``seconds``
+    :param seconds: seconds of the slowest peer's segments
+    :param threads: threads of each worker
+    :param precision: argument ``precision`` of TD3X
+    """
+
+    peers: Sequence[str]
+    reps: int
+    steps: int | None
+    seconds: float
+    threads: int
+    precision: str
+
+
+class Worker:
+    """
+    A peer in a process of its own, which works only on request.
+
+    :param job: job of ``worker.py``
+    """
+
+    def __init__(self, job: dict[str, Any]):
+        self._job = job
+        script = Path(__file__).with_name("worker.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(job)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def receive(self) -> dict[str, Any]:
+        """
+        Wait for the next answer, of which the first comes when the worker is ready.
+
+        :return: the answer
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"The worker ended with status {self._process.wait()}, its job was {self._job}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def measure(self, steps: int) -> dict[str, Any]:
+        """
+        Measure a segment.
+
+        :param steps: number of env steps, or updates
+        :return: how many were taken, and their seconds
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return self.receive()
+
+    def finish(self) -> dict[str, Any]:
+        """
+        End the measurement.
+
+        :return: figures of the worker
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self.receive()
+
+    def end(self) -> None:
+        """Terminate the process."""
+        self._process.terminate()
+        self._process.wait()
+
+
+@contextmanager
+def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]:
+    """
+    Start a worker for each peer, and end them with the block.
+
+    :param jobs: jobs of the peers
+    :return: the workers, which have warmed up
+    """
+    with ExitStack() as stack:
+        workers = {}
+        for peer, job in jobs.items():
+            workers[peer] = Worker(job)
+            stack.callback(workers[peer].end)
+        for worker in workers.values():
+            worker.receive()
+        yield workers
+
+
+def rotate(peers: Sequence[str], rep: int) -> list[str]:
+    """
+    Return the order of the peers in a repetition, so that each is first equally often.
+
+    :param peers: names of the peers
+    :param rep: number of the repetition
+    :return: the order
+    """
+    first = rep % len(peers)
+    return [*peers[first:], *peers[:first]]
+
+
+def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) -> int:
+    """
+    Return how many steps a segment needs to take some time.
+
+    :param workers: workers of the peers
+    :param cell: the cell
+    :param seconds: seconds of the slowest peer's segments
+    :return: number of steps
+    """
+    speeds: list[float] = []
+    for worker in workers.values():
+        steps = cell.least_steps
+        segment = worker.measure(steps)
+        while segment["seconds"] < seconds / 4:
+            steps *= 2
+            segment = worker.measure(steps)
+        speeds.append(segment["steps"] / segment["seconds"])
+    return max(round(min(speeds) * seconds / cell.least_steps), 1) * cell.least_steps
+
+
+def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
+    """
+    Measure all peers of a cell.
+
+    :param cell: the cell
+    :param options: how to measure
+    :return: segments and figures of each peer, and their summary
+    """
+    wanted = [peer for peer in cell.peers if peer in options.peers]
+    missing = {peer: package for peer in wanted if (package := missing_package(peer, cell.env))}
+    jobs = {
+        peer: {"peer": peer, "threads": options.threads, "precision": options.precision, "cell": asdict(cell)}
+        for peer in wanted
+        if peer not in missing
+    }
+    result: dict[str, Any] = {"cell": asdict(cell), "missing": missing}
+    with make_workers(jobs) as workers:
+        result["segments"] = _measure_in_turn(workers, cell, options) if workers else {}
+        result["figures"] = {peer: worker.finish() for peer, worker in workers.items()}
+    return summarize(result)
+
+
+def _measure_in_turn(workers: dict[str, Worker], cell: Cell, options: Options) -> dict[str, list[dict[str, Any]]]:
+    steps = options.steps or steps_per_segment(workers, cell, options.seconds)
+    segments: dict[str, list[dict[str, Any]]] = {peer: [] for peer in workers}
+    for rep in range(options.reps):
+        for peer in rotate([*workers], rep):
+            segments[peer].append(workers[peer].measure(steps))
+    return segments
+
+
+def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any], path: Path) -> None:
+    """
+    Measure cells, and print tables.
+
+    :param cells: the cells
+    :param options: how to measure
+    :param report: description of the run, to which the results are added
+    :param path: JSON file, written after each cell; the plot has the same name
+    """
+    report["cells"] = []
+    for cell in cells:
+        print(f"{cell.name} ...", file=sys.stderr, flush=True)
+        report["cells"].append(measure_cell(cell, options))
+        _write(report, path)
+    print(format_report(report["cells"]))
+    for result in report["cells"]:
+        flops = {peer: figures.get("flops_of_2_updates") for peer, figures in result["figures"].items()}
+        if result["cell"]["updates_only"] and len(set(flops.values())) > 1:
+            print(f"\nThe products of {result['cell']['name']} are not those of its floor, flops of 2 updates: {flops}")
+    plot_cells(report["cells"], path.with_suffix(".png"))
+
+
+def measure_sweep(name: str, options: Options, report: dict[str, Any], path: Path) -> None:
+    """
+    Measure cost against size, and print tables.
+
+    :param name: name of the sweep
+    :param options: how to measure
+    :param report: description of the run, to which the results are added
+    :param path: JSON file, written after each size; the plot has the same name
+    """
+    results: dict[int, dict[str, Any]] = {}
+    report |= {"sweep": name, "sizes": results, "skipped": {}}
+    for size, cell in SWEEPS[name].items():
+        available, needed = available_bytes(), needed_bytes(cell, options.peers)
+        if available is not None and needed > available:
+            report["skipped"][size] = f"needs {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are available"
+            print(f"{cell.name} is skipped: {report['skipped'][size]}", flush=True)
+            continue
+        print(f"{cell.name} ...", file=sys.stderr, flush=True)
+        results[size] = measure_cell(cell, options)
+        _write(report, path)
+    print(format_report(list(results.values())))
+    plot_sweep(name, results, path.with_suffix(".png"))
+
+
+def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report: dict[str, Any], path: Path) -> None:
+    """
+    Measure the time until LunarLanderContinuous-v3 is solved, and print a table.
+
+    :param seeds: seeds of the trainings
+    :param own_hyperparams: whether SB3 and SBX train with the zoo's entry for TD3 instead of TD3X's
+    :param options: peers, threads and precision; ``steps`` is the limit of a training, by default that of its entry
+    :param report: description of the run, to which the results are added
+    :param path: JSON file, written after each training
+    """
+    import rl_zoo3
+    from solve import read_hyperparams
+
+    zoo = Path(rl_zoo3.__file__).parent / "hyperparams" / "td3.yml"
+    own = hyperparams_path()
+    report |= {"runs": [], "missing": {peer: package for peer in options.peers if (package := missing_package(peer))}}
+    peers = [peer for peer in options.peers if peer not in report["missing"]]
+    for rep, seed in enumerate(seeds):
+        for peer in rotate(peers, rep):
+            print(f"{peer} seed {seed} ...", file=sys.stderr, flush=True)
+            hyperparams = read_hyperparams(zoo if own_hyperparams and peer != "td3x" else own)
+            # The zoo counts a repeated action once
+            whole_training = int(hyperparams["n_timesteps"]) * action_repeat(hyperparams)
+            job = {"peer": peer, "threads": options.threads, "precision": options.precision}
+            job["solve"] = {"hyperparams": hyperparams, "seed": seed}
+            with make_workers({peer: job}) as workers:
+                segment = workers[peer].measure(options.steps or whole_training)
+                run = {"peer": peer, "seed": seed, "steps": segment["steps"], **workers[peer].finish()}
+            report["runs"].append({**run, "hyperparams": hyperparams})
+            _write(report, path)
+    print(format_solutions(report["runs"]))
+    for peer, package in report["missing"].items():
+        print(f"\n{PEER_NAMES[peer]} is missing: {package} is not installed")
+
+
+def available_bytes() -> int | None:
+    """
+    Return the available memory.
+
+    :return: bytes; None: the system does not say
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
+
+
+def pin(threads: int | None) -> int:
+    """
+    Limit this process and its workers to some threads.
+
+    JAX takes the size of its pool from the number of processors, other libraries from environment variables.
+
+    :param threads: number of threads; None: one for each processor
+    :return: number of threads
+    """
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    threads = threads or len(cpus)
+    if threads > len(cpus):
+        raise SystemExit(f"--threads {threads} is not possible: {len(cpus)} processors are available")
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus[:threads])
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"):
+        os.environ[name] = str(threads)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    return threads
+
+
+def check_precision(precision: str) -> None:
+    """
+    Check that this version of TD3X has a precision.
+
+    :param precision: argument ``precision`` of TD3X
+    """
+    if precision == "float32":
+        return
+    from sb3_td3x import TD3X
+
+    if "precision" not in inspect.signature(TD3X).parameters:
+        raise SystemExit(f"--precision {precision} is not available: this TD3X has no argument precision")
+
+
+def describe_run(threads: int, precision: str) -> dict[str, Any]:
+    """
+    Describe what the figures depend on besides the cells.
+
+    :param threads: threads of each worker
+    :param precision: argument ``precision`` of TD3X
+    :return: date, machine and options
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    report: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "threads": threads,
+        "precision": precision,
+        "load_average": load,
+        "machine": machine(PACKAGES),
+    }
+    if load is not None and load > IDLE_LOAD:
+        report["warning"] = f"The machine is not idle: load average {load:.2f}. These figures mean little."
+        print(f"WARNING: {report['warning']}", file=sys.stderr, flush=True)
+    return report
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def positive(text: str) -> float:
+    """
+    Convert the text of an option to a number above 0, for ``argparse``.
+
+    :param text: the text
+    :return: the number
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed, expected a number above 0")
+    return number
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """
+    Make the parser of the command line.
+
+    :return: the parser
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="measure these cells only")
+    mode.add_argument("--quick", action="store_true", help=f"one cell of each kind, segments of {QUICK_SECONDS:g} s")
+    mode.add_argument("--sweep", choices=list(SWEEPS), help="cost against size")
+    mode.add_argument("--solve", action="store_true", help="time to solve LunarLanderContinuous-v3")
+    parser.add_argument(
+        "--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="measure these only"
+    )
+    parser.add_argument(
+        "--reps", type=at_least(1), help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})"
+    )
+    parser.add_argument(
+        "--steps", type=at_least(1), help="steps of a segment, instead of --seconds, or limit of --solve"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        help=f"seconds of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
+    )
+    parser.add_argument("--threads", type=at_least(1), help="threads of each worker (default: all processors)")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="precision of TD3X")
+    parser.add_argument(
+        "--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], help="seeds of --solve (default: 1 2 3)"
+    )
+    parser.add_argument(
+        "--own-hyperparams", action="store_true", help="--solve: SB3 and SBX use the zoo's hyperparameters of TD3"
+    )
+    parser.add_argument("--out", type=Path, default=Path("logs/benchmark_speed"), help="folder for JSON and plots")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """
+    Measure, print and write.
+
+    :param arguments: arguments, by default those of the process
+    """
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    peers = [peer for peer in args.peers if peer != "floor" or not (args.sweep or args.solve)]
+    if not peers:
+        parser.error("--peers floor is not allowed with --sweep and --solve, expected others")
+    # Otherwise the workers would continue alone
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    threads = pin(args.threads)
+    report = describe_run(threads, args.precision)
+    check_precision(args.precision)
+    args.out.mkdir(parents=True, exist_ok=True)
+    options = Options(
+        peers,
+        args.reps or (SWEEP_REPS if args.sweep else REPS),
+        args.steps,
+        args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
+        threads,
+        args.precision,
+    )
+    if args.sweep:
+        measure_sweep(args.sweep, options, report, args.out / f"{args.sweep}-{args.precision}.json")
+    elif args.solve:
+        solve(args.seeds, args.own_hyperparams, options, report, args.out / f"solve-{args.precision}.json")
+    else:
+        cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells or CELLS]
+        measure_cells(cells, options, report, args.out / f"cells-{args.precision}.json")
+    print(f"\nAll figures: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

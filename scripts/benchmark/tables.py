@@ -1,0 +1,249 @@
+"""Ratios, tables and plots of ``speed.py``."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cells import PEER_NAMES
+
+LOOP_PEERS = ("td3x", "sb3", "sbx")
+COLORS = {"td3x": "tab:blue", "sb3": "tab:orange", "sbx": "tab:green", "floor": "tab:gray"}
+
+
+def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, float]:
+    """
+    Return the ratio of two rates, computed in each repetition, whose segments met the same state of the machine.
+
+    :param rates: rates in each repetition
+    :param peer_rates: rates of the peer in the same repetitions
+    :return: median, minimum and maximum of rate / peer's rate
+    """
+    ratios = [rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=True)]
+    return {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+def summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """
+    Add medians and ratios to the result of a cell.
+
+    :param result: segments and figures of the peers of a cell
+    :return: the same with ``per_second``; ``ratios``: TD3X's speed over the peer's, and its time over the floor's; and
+        ``bounds``: the floor's speed over a peer's, which no implementation can pass
+    """
+    rates = {
+        peer: [segment["steps"] / segment["seconds"] for segment in segments]
+        for peer, segments in result["segments"].items()
+    }
+    own = rates.get("td3x", [])
+    ratios = {
+        peer: ratio(values, own) if peer == "floor" else ratio(own, values)
+        for peer, values in rates.items()
+        if own and peer != "td3x"
+    }
+    bounds = {peer: ratio(rates["floor"], rates[peer]) for peer in ("sb3", "sbx") if {"floor", peer} <= rates.keys()}
+    per_second = {peer: median(values) for peer, values in rates.items()}
+    return {**result, "per_second": per_second, "ratios": ratios, "bounds": bounds}
+
+
+def format_speeds(results: Sequence[dict[str, Any]]) -> str:
+    """
+    Format the env steps a second.
+
+    :param results: results of whole training loops, from ``summarize``
+    :return: a Markdown table
+    """
+    peers = LOOP_PEERS[1:]
+    header = [f"{PEER_NAMES[peer]} steps/s" for peer in LOOP_PEERS] + [f"TD3X / {PEER_NAMES[peer]}" for peer in peers]
+    rows = []
+    for result in results:
+        speeds = [_entry(result, "per_second", peer, _format_speed) for peer in LOOP_PEERS]
+        ratios = [_entry(result, "ratios", peer, _format_ratio) for peer in peers]
+        rows.append([result["cell"]["name"], *speeds, *ratios])
+    return _table(["cell", *header], rows)
+
+
+def format_bounds(results: Sequence[dict[str, Any]]) -> str:
+    """
+    Format how near TD3X is to the floor, and what the floor itself would gain over the peers.
+
+    :param results: results of whole training loops with their floors, from ``summarize``
+    :return: a Markdown table
+    """
+    peers = LOOP_PEERS[1:]
+    rows = [
+        [
+            result["cell"]["name"],
+            _format_speed(result["per_second"]["floor"]),
+            _entry(result, "ratios", "floor", _format_ratio),
+            *(_entry(result, "bounds", peer, _format_ratio) for peer in peers),
+        ]
+        for result in results
+    ]
+    header = ["cell", "floor steps/s", "TD3X time / floor time", *(f"floor / {PEER_NAMES[peer]}" for peer in peers)]
+    return _table(header, rows)
+
+
+def format_memory(results: Sequence[dict[str, Any]]) -> str:
+    """
+    Format the peak memory of the workers, and that of their replay buffers.
+
+    :param results: results from ``summarize``
+    :return: a Markdown table
+    """
+    header = [f"{PEER_NAMES[peer]} peak (replay) MB" for peer in LOOP_PEERS]
+    rows = [
+        [result["cell"]["name"], *(_entry(result, "figures", peer, _format_memory) for peer in LOOP_PEERS)]
+        for result in results
+    ]
+    return _table(["cell", *header], rows)
+
+
+def format_updates(result: dict[str, Any]) -> str:
+    """
+    Format the updates a second, and those of their matrix products.
+
+    :param result: result of updates only, from ``summarize``
+    :return: a Markdown table
+    """
+    speeds = [_entry(result, "per_second", peer, _format_speed) for peer in ("td3x", "floor")]
+    return _table(
+        ["cell", "TD3X updates/s", "their matrix products alone, updates/s", "time of TD3X / of the products"],
+        [[result["cell"]["name"], *speeds, _entry(result, "ratios", "floor", _format_ratio)]],
+    )
+
+
+def format_report(results: Sequence[dict[str, Any]]) -> str:
+    """
+    Format all tables, and what is missing.
+
+    :param results: results from ``summarize``
+    :return: Markdown
+    """
+    loops = [result for result in results if not result["cell"]["updates_only"]]
+    parts = [format_speeds(loops), format_memory(loops)] if loops else []
+    with_floor = [result for result in loops if "floor" in result["per_second"]]
+    parts += [format_bounds(with_floor)] if with_floor else []
+    parts += [format_updates(result) for result in results if result["cell"]["updates_only"]]
+    return "\n\n".join([*parts, *_missing_lines(results)])
+
+
+def _missing_lines(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return for each peer and package that it lacks, the cells that it is missing from."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        for peer, package in result["missing"].items():
+            cells.setdefault((peer, package), []).append(result["cell"]["name"])
+    return [
+        f"{PEER_NAMES[peer]} is missing from {', '.join(names)}: {package} is not installed"
+        for (peer, package), names in cells.items()
+    ]
+
+
+def format_solutions(runs: Sequence[dict[str, Any]]) -> str:
+    """
+    Format the time until the env was solved.
+
+    :param runs: trainings that ended when the env was solved, or at their limit
+    :return: a Markdown table
+    """
+    rows = [
+        [
+            PEER_NAMES[run["peer"]],
+            str(run["seed"]),
+            f"{run['steps']:,}",
+            f"{run['train_seconds']:,.0f}",
+            "yes" if run["solved"] else "no",
+            ", ".join(run["left_out"]) or "-",
+        ]
+        for run in runs
+    ]
+    return _table(["peer", "seed", "env steps", "seconds", "solved", "arguments left out"], rows)
+
+
+def plot_cells(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """
+    Draw a bar chart of each cell.
+
+    :param results: results from ``summarize``
+    :param path: PNG file
+    """
+    results = [result for result in results if result["per_second"]]
+    if not results:
+        return
+    figure, axes = _pyplot().subplots(1, len(results), figsize=(2.4 * len(results), 3.2), squeeze=False)
+    for ax, result in zip(axes[0], results, strict=True):
+        speeds = result["per_second"]
+        bars = ax.bar([PEER_NAMES[peer] for peer in speeds], speeds.values(), color=[COLORS[peer] for peer in speeds])
+        ax.bar_label(bars, fmt=_format_speed)
+        ax.set_title(result["cell"]["name"], fontsize=9)
+        ax.margins(y=0.15)
+    axes[0][0].set_ylabel("env steps (updates) a second")
+    _save(figure, path)
+
+
+def plot_sweep(name: str, results: Mapping[int, dict[str, Any]], path: Path) -> None:
+    """
+    Draw speed and memory against size.
+
+    :param name: what changes
+    :param results: for each size, a result from ``summarize``
+    :param path: PNG file
+    """
+    figure, (speed_ax, memory_ax) = _pyplot().subplots(1, 2, figsize=(9, 3.6))
+    for peer in LOOP_PEERS:
+        sizes = [size for size, result in results.items() if peer in result["per_second"]]
+        if not sizes:
+            continue
+        style = {"color": COLORS[peer], "marker": "o", "label": PEER_NAMES[peer]}
+        speed_ax.loglog(sizes, [results[size]["per_second"][peer] for size in sizes], **style)
+        memory = [results[size]["figures"][peer]["peak_bytes"] for size in sizes]
+        if None not in memory:
+            memory_ax.loglog(sizes, [peak / 1e6 for peak in memory], **style)
+    for ax, label in ((speed_ax, "env steps a second"), (memory_ax, "peak memory, MB")):
+        ax.set_xlabel(name)
+        ax.set_ylabel(label)
+        ax.grid(True, which="both", alpha=0.3)
+    speed_ax.legend()
+    _save(figure, path)
+
+
+def _entry(result: dict[str, Any], kind: str, peer: str, form: Any) -> str:
+    """Return a figure of a peer as text, or why there is none."""
+    if peer in result["missing"]:
+        return "missing"
+    return form(result[kind][peer]) if peer in result[kind] else "-"
+
+
+def _format_speed(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+
+
+def _format_ratio(values: Mapping[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
+
+
+def _format_memory(figures: Mapping[str, Any]) -> str:
+    peak = "?" if figures["peak_bytes"] is None else f"{figures['peak_bytes'] / 1e6:,.0f}"
+    return f"{peak} ({figures['replay_bytes'] / 1e6:,.0f})"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _pyplot() -> Any:
+    """Import matplotlib without a display."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    _pyplot().close(figure)

@@ -1,0 +1,41 @@
+"""Learning curves and animations of agents."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from published_agents import ENV
+
+from sb3_td3x.agents.command import main
+from sb3_td3x.agents.plot import draw, learning_curve
+from sb3_td3x.agents.training import Training, find_agents
+
+
+def test_learning_curves(published: Path, tmp_path: Path) -> None:
+    assert main(["plot", "-f", str(published), "-o", str(tmp_path)]) == 0
+    assert (tmp_path / f"{ENV}.png").read_bytes().startswith(b"\x89PNG")
+    training = Training.read(find_agents(published)[0])
+    timesteps, returns = learning_curve(training)
+    assert timesteps.tolist() == [120, 240]
+    assert returns.shape == (2, 2)
+    axes = Figure().subplots()
+    draw(training, axes)
+    # The zoo's first evaluation came after 10,000 steps, and two seeds have no interval
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["td3x, mean of 2 seeds"]
+    # Evaluations of the second seed that came later are interpolated
+    training.seeds[1].evaluations["timesteps"] = [180, 300]
+    early, late = returns[1]
+    np.testing.assert_allclose(learning_curve(training)[1][1], [early, (early + late) / 2])
+
+
+def test_animation(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["-o", str(tmp_path / "episode.gif"), "--every", "50", "--width", "120"]
+    for choice in ([], ["--best"]):
+        assert main(["animate", str(runs[0]), *choice, *options]) == 0
+        assert (tmp_path / "episode.gif").read_bytes().startswith(b"GIF8")
+    assert main(["animate", str(tmp_path), *options]) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["animate", str(runs[0]), "--width", "99"])
+    assert "argument --width: '99' is not allowed, expected a whole number of at least 100" in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""The figures of scripts/speed.py, by hand, and a tiny run of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cells
+import gymnasium as gym
+import numpy as np
+import pytest
+import solve
+import speed
+import tables
+import worker
+from floor import UpdateProducts, count_flops
+from solve import parse_hyperparams, read_hyperparams
+from stable_baselines3 import TD3
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from sb3_td3x import TD3X
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_result(**changes: Any) -> dict[str, Any]:
+    """Two repetitions, in the second of which the machine was half as fast: TD3X takes 100 steps/s, then 50."""
+    result: dict[str, Any] = {
+        "cell": {"name": "pendulum-64", "updates_only": False},
+        "missing": {},
+        "segments": {
+            "td3x": [{"steps": 100, "seconds": 1.0}, {"steps": 100, "seconds": 2.0}],
+            "sb3": [{"steps": 100, "seconds": 2.0}, {"steps": 100, "seconds": 5.0}],
+        },
+        "figures": {peer: {"peak_bytes": 300_000_000, "replay_bytes": 40_000_000} for peer in ("td3x", "sb3")},
+    }
+    return tables.summarize({**result, **changes})
+
+
+def test_ratios_are_those_of_each_repetition() -> None:
+    result = make_result()
+    assert result["per_second"] == {"td3x": 75.0, "sb3": 35.0}
+    # 100 / 50 and 50 / 20, not 75 / 35
+    assert result["ratios"] == {"sb3": {"median": 2.25, "min": 2.0, "max": 2.5}}
+
+
+def test_ratio_to_the_floor_is_that_of_times() -> None:
+    segments = {"td3x": [{"steps": 100, "seconds": 1.2}], "floor": [{"steps": 100, "seconds": 1.0}]}
+    assert make_result(segments=segments)["ratios"]["floor"]["median"] == pytest.approx(1.2)
+
+
+def test_the_floor_bounds_what_can_be_gained() -> None:
+    segments = make_result()["segments"] | {"floor": [{"steps": 100, "seconds": 0.5}, {"steps": 100, "seconds": 1.0}]}
+    result = make_result(segments=segments)
+    assert result["bounds"] == {"sb3": {"median": 4.5, "min": 4.0, "max": 5.0}}
+    table = tables.format_bounds([result])
+    assert table.splitlines()[2] == "| pendulum-64 | 150 | 2.00 (2.00 to 2.00) | 4.50 (4.00 to 5.00) | - |"
+    assert table in tables.format_report([result])
+
+
+def test_no_ratios_without_td3x() -> None:
+    assert make_result(segments={"sb3": [{"steps": 100, "seconds": 1.0}]})["ratios"] == {}
+
+
+def test_table_with_a_missing_peer() -> None:
+    report = tables.format_report([make_result(missing={"sbx": "sbx-rl"})]).splitlines()
+    assert report[0] == "| cell | TD3X steps/s | SB3 steps/s | SBX steps/s | TD3X / SB3 | TD3X / SBX |"
+    assert report[2] == "| pendulum-64 | 75 | 35 | missing | 2.25 (2.00 to 2.50) | missing |"
+    assert report[6] == "| pendulum-64 | 300 (40) | 300 (40) | missing |"
+    assert report[-1] == "SBX is missing from pendulum-64: sbx-rl is not installed"
+
+
+def test_table_with_a_peer_that_was_not_asked_for() -> None:
+    segments = {"td3x": [{"steps": 3, "seconds": 2.0}]}
+    table = tables.format_speeds([make_result(segments=segments)])
+    assert table.endswith("| pendulum-64 | 1.5 | - | - | - | - |")
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "find_spec", lambda module: None)
+    assert cells.missing_package("td3x", "BipedalWalker-v3") is None
+    assert cells.missing_package("sbx") == "sbx-rl"
+    assert cells.missing_package("td3x", "CarRacing-v3") == "opencv-python-headless"
+
+
+def test_each_peer_is_first_in_turn() -> None:
+    orders = [speed.rotate(["td3x", "sb3", "sbx"], rep) for rep in range(4)]
+    assert orders[1] == ["sb3", "sbx", "td3x"]
+    assert [order[0] for order in orders] == ["td3x", "sb3", "sbx", "td3x"]
+
+
+def test_segments_are_whole_rollouts_of_the_asked_length() -> None:
+    class Steady(speed.Worker):
+        def __init__(self, speed: float):
+            self.speed = speed
+
+        def measure(self, steps: int) -> dict[str, Any]:
+            return {"steps": steps, "seconds": steps / self.speed}
+
+    cell = cells.CELLS["bipedal-8envs"]
+    # The slowest takes 500 steps in 5 s: 8 rollouts of 64 steps
+    assert speed.steps_per_segment({"td3x": Steady(1000), "sb3": Steady(100)}, cell, 5.0) == 512
+    assert speed.steps_per_segment({"sb3": Steady(1)}, cell, 5.0) == 64
+
+
+@pytest.mark.parametrize("batch_size", [1, 37])
+def test_the_floor_has_the_products_of_an_update(batch_size: int) -> None:
+    model = TD3X("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [19, 13]}, learning_starts=2, device="cpu")
+    model.learn(2)
+    floor = UpdateProducts(obs_dim=3, action_dim=1, net_arch=[19, 13], batch_size=batch_size)
+    flops = count_flops(lambda: model.train(gradient_steps=4, batch_size=batch_size))
+    assert count_flops(lambda: floor.run(4)) == flops > 0
+    # Of two updates the first leaves the actor alone, in one call or in two
+    first, second = (count_flops(lambda: floor.run(1)) for _ in range(2))
+    assert first < flops / 4 < second
+    assert first + second == flops / 2
+
+
+def test_the_floor_of_a_training_loop_steps_the_envs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = cells.Cell("two-envs", "Pendulum-v1", (8,), 4, n_envs=2, train_freq=3, gradient_steps=5)
+    floor = worker.Floor(cell, "float32")
+    calls: list[tuple[int, ...]] = []
+    monkeypatch.setattr(floor.env, "step", lambda actions: calls.append(actions.shape))
+    monkeypatch.setattr(floor.products, "run", lambda n_updates: calls.append((n_updates,)))
+    # 8 steps are two rollouts of 6, as SB3 does it
+    assert floor.advance(8) == 12
+    assert calls == 2 * [(2, 1), (2, 1), (2, 1), (5,)]
+
+
+def test_a_filled_replay_buffer_gives_its_batches_from_everywhere() -> None:
+    env = gym.make("Pendulum-v1")
+    model = TD3X("MlpPolicy", env, buffer_size=2_500, device="cpu")
+    expected = ReplayBuffer(2_500, model.observation_space, model.action_space)
+    for buffer in (model.replay_buffer, expected):
+        worker.fill(buffer)
+        assert buffer.size() == 2_500
+        assert (buffer.observations != 0).all()
+        assert not buffer.dones.any()
+    np.testing.assert_array_equal(model.replay_buffer.observations, expected.observations)
+    # Two observations of 3, action, reward, done and time-out
+    assert worker.replay_bytes(model.replay_buffer) == worker.replay_bytes(expected) == 2_500 * 10 * 4
+
+
+def test_sizes_that_do_not_fit_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(speed, "available_bytes", lambda: 3 * 10**9)
+    monkeypatch.setattr(
+        speed, "measure_cell", lambda cell, options: make_result(cell={"name": cell.name, "updates_only": 0})
+    )
+    options = speed.Options(("td3x", "sb3"), 1, 1, 1.0, 1, "float32")
+    report: dict[str, Any] = {}
+    speed.measure_sweep("replay", options, report, tmp_path / "replay.json")
+    assert [*report["sizes"]] == [10**5, 10**6]
+    assert report["skipped"] == {10**7: "needs 6.4 GB, 3.0 GB are available"}
+    assert "replay-10000000 is skipped: needs 6.4 GB" in capsys.readouterr().out
+    assert (tmp_path / "replay.png").stat().st_size > 0
+
+
+def test_hyperparams_of_solve_are_the_yaml_entry() -> None:
+    entry = read_hyperparams(ROOT / "hyperparams" / "td3x.yml")
+    arguments = parse_hyperparams(entry)
+    assert arguments["policy_kwargs"] == {"net_arch": [256, 256]}
+    assert arguments["learning_rate"](1.0) == float(entry["learning_rate"].removeprefix("lin_"))
+    np.testing.assert_array_equal(arguments["action_noise"]._sigma, [entry["noise_std"]] * 2)
+    assert arguments.keys() & {"n_timesteps", "env_wrapper", "noise_type", "noise_std"} == set()
+    TD3X(env="Pendulum-v1", **{**arguments, "action_noise": None})
+
+
+def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"EVAL_FREQ": 20, "N_EVAL_EPISODES": 1, "THRESHOLD": -1e9}.items():
+        monkeypatch.setattr(solve, name, value)
+    entry = read_hyperparams(ROOT / "hyperparams" / "td3x.yml")
+    solver = solve.Solver(TD3, "float32", entry, seed=1)
+    # After six decisions of three env steps each
+    assert solver.advance(100) == 18
+    figures = json.loads(json.dumps(solver.figures()))
+    assert figures["solved"] is True
+    assert figures["left_out"] == ["action_noise_decay", "action_noise_min_scale", "reward_shaping"]
+    ((steps, seconds, _),) = figures["evaluations"]
+    assert steps == 18
+    assert seconds == pytest.approx(figures["train_seconds"], abs=0.1)
+    assert figures["train_seconds"] > 0
+
+
+def test_precision_that_td3x_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sb3_td3x.TD3X", lambda policy, env: None)
+    with pytest.raises(SystemExit, match="--precision bfloat16 is not available"):
+        speed.check_precision("bfloat16")
+
+
+@pytest.mark.slow
+def test_a_tiny_run(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "speed.py"), "--cells", "pendulum-64", "--threads", "1"]
+    options = ["--peers", "td3x", "sb3", "--reps", "2", "--steps", "20", "--out", str(tmp_path)]
+    process = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[2].startswith("| pendulum-64 | ")
+    report = json.loads((tmp_path / "cells-float32.json").read_text())
+    (cell,) = report["cells"]
+    assert [len(cell["segments"][peer]) for peer in ("td3x", "sb3")] == [2, 2]
+    assert all(segment["steps"] == 20 for segments in cell["segments"].values() for segment in segments)
+    assert cell["figures"]["td3x"]["replay_bytes"] <= cell["figures"]["sb3"]["replay_bytes"]
+    assert report["threads"] == 1
+    assert report["machine"]["versions"]["sb3-td3x"]
+    assert (tmp_path / "cells-float32.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "long"])
+def test_seconds_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        speed.main(["--seconds", text])
+    assert f"argument --seconds: {text!r} is not allowed, expected a number above 0" in capsys.readouterr().err
