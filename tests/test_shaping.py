@@ -519,7 +519,7 @@ def test_bad_warmup(hook_class: Any, warmup: Any) -> None:
         (lambda batch: (batch.rewards[:, None], batch.terminations), "float32 of shape (2, 1) as rewards"),
         (lambda batch: (["a", "b"], batch.terminations), "as rewards, expected numbers"),
         (lambda batch: ([1.0, None], batch.terminations), "object of shape (2,) as rewards, expected numbers"),
-        (lambda batch: ([1.0, [2.0]], batch.terminations), "rewards that are no array"),
+        (lambda batch: ([1.0, [2.0]], batch.terminations), "rewards that are not an array"),
         (lambda batch: (batch.rewards * 1j, batch.terminations), "complex64 of shape (2,) as rewards"),
         (lambda batch: (batch.rewards, False), "bool of shape () as terminations, expected bool of shape (2,)"),
         (lambda batch: (batch.rewards, batch.terminations[:, None]), "bool of shape (2, 1) as terminations"),
