@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import CountingEnv, tiny
+from envs import CountingEnv, tiny_agent
 from PIL import Image
 from rl_zoo3.wrappers import FrameSkip
 from stable_baselines3.common.env_util import make_vec_env
@@ -28,7 +28,7 @@ def rendering(env_id: str = PENDULUM) -> gym.Env:
 
 @pytest.fixture(scope="module")
 def model() -> TD3X:
-    return TD3X("MlpPolicy", PENDULUM, **tiny())
+    return tiny_agent(PENDULUM)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_rewards_are_raw_with_normalization_and_wrappers() -> None:
         venv = make_vec_env(PENDULUM, env_kwargs=kwargs, wrapper_class=scaled, seed=seed)
         return VecNormalize(venv)
 
-    model = TD3X("MlpPolicy", wrapped(0), **tiny()).learn(30)
+    model = tiny_agent(wrapped(0)).learn(30)
     env = wrapped(1)
     count = env.obs_rms.count
     recording = record_episode(model, env, seed=5)
@@ -115,7 +115,7 @@ def test_rewards_are_raw_with_normalization_and_wrappers() -> None:
 def test_repeated_actions_play_at_the_envs_speed(tmp_path: pathlib.Path) -> None:
     """As the zoo wraps: the Monitor counts env steps, below the wrapper that repeats them."""
     venv = make_vec_env(PENDULUM, env_kwargs={"render_mode": "rgb_array"}, wrapper_class=FrameSkip)
-    model = TD3X("MlpPolicy", PENDULUM, **tiny())
+    model = tiny_agent(PENDULUM)
     whole = record_episode(model, venv)
     assert (len(whole), whole.fps) == (50, 7.5)
     part = record_episode(model, venv, max_steps=10)
@@ -126,7 +126,7 @@ def test_repeated_actions_play_at_the_envs_speed(tmp_path: pathlib.Path) -> None
 
 def test_repeated_actions_below_the_monitor_or_without_it() -> None:
     """As in a notebook: the wrapper that repeats is around the env's time limit, a Monitor around both, or nothing."""
-    model = TD3X("MlpPolicy", PENDULUM, **tiny())
+    model = tiny_agent(PENDULUM)
 
     def skipping() -> gym.Env:
         return FrameSkip(rendering(), skip=3)
@@ -149,22 +149,22 @@ def test_repeated_actions_without_anything_that_counts() -> None:
         def render(self) -> Any:
             return np.zeros((8, 8, 3), np.uint8)
 
-    assert record_episode(TD3X("MlpPolicy", Pictures(), **tiny()), DummyVecEnv([Pictures])).fps == 30
+    assert record_episode(tiny_agent(Pictures()), DummyVecEnv([Pictures])).fps == 30
 
 
 def test_rewards_without_monitor() -> None:
     """VecNormalize knows the rewards before it divides them."""
     venv = VecNormalize(DummyVecEnv([rendering]))
     assert not venv.env_is_wrapped(Monitor)[0]
-    recording = record_episode(TD3X("MlpPolicy", PENDULUM, **tiny()), venv, seed=2, max_steps=40)
-    plain = record_episode(TD3X("MlpPolicy", PENDULUM, **tiny()), rendering(), seed=2, max_steps=1)
+    recording = record_episode(tiny_agent(PENDULUM), venv, seed=2, max_steps=40)
+    plain = record_episode(tiny_agent(PENDULUM), rendering(), seed=2, max_steps=1)
     assert len(recording) == 40
     assert recording.rewards[0] == pytest.approx(plain.rewards[0], abs=1e-5)
 
 
 def test_bipedal_walker(tmp_path: pathlib.Path) -> None:
     env = rendering("BipedalWalker-v3")
-    recording = record_episode(TD3X("MlpPolicy", env, **tiny()), env, seed=0, max_steps=60)
+    recording = record_episode(tiny_agent(env), env, seed=0, max_steps=60)
     assert recording.frames.shape == (60, 213, 320, 3)
     assert recording.actions.shape == (60, 4)
     assert recording.fps == 50
@@ -253,7 +253,7 @@ def test_env_that_draws_something_else() -> None:
             return "picture"
 
     with pytest.raises(ValueError, match="env drew str"):
-        record_episode(TD3X("MlpPolicy", Text(), **tiny()), Text())
+        record_episode(tiny_agent(Text()), Text())
 
 
 @pytest.mark.parametrize(("module", "name"), [("PIL", "Pillow"), ("matplotlib.figure", "Matplotlib")])

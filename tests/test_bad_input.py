@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, DictObs, Episode, Poison, counting_vec_env, readable, tiny, vec_env
+from envs import CountingEnv, DictObs, Episode, Poison, counting_vec_env, readable, tiny_agent, vec_env
 from gymnasium import spaces
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -33,7 +33,7 @@ NO_INTEGERS = [*NO_NUMBERS, 1.5, np.float64(2.5)]
 
 def make(env: Any = None, **kwargs: Any) -> TD3X:
     """A tiny agent."""
-    return TD3X("MlpPolicy", CountingEnv() if env is None else env, **tiny(**kwargs))
+    return tiny_agent(CountingEnv() if env is None else env, **kwargs)
 
 
 def noise(sigma: float = 0.1, size: int = 1) -> NormalActionNoise:
@@ -113,14 +113,14 @@ def test_arguments_of_replay_buffers_are_checked() -> None:
         make(replay_buffer_kwargs={"handle_timeouts": True})
     # SB3 writes into the user's dictionary
     own = {"handle_timeout_termination": True}
-    TD3("MlpPolicy", CountingEnv(), **tiny(n_steps=3, replay_buffer_kwargs=own))
+    tiny_agent(cls=TD3, n_steps=3, replay_buffer_kwargs=own)
     make(n_steps=3, replay_buffer_kwargs=own)
 
 
 @pytest.mark.parametrize("policy", [None, 5, []])
 def test_policy_that_is_none(policy: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"policy={policy!r} is not allowed, expected ")):
-        TD3X(policy, CountingEnv(), **tiny())
+        tiny_agent(policy=policy)
 
 
 @pytest.mark.parametrize("env", [5, [], object])
@@ -151,7 +151,7 @@ def test_images_in_another_order_than_the_agent_s_are_refused() -> None:
     """SB3 would fail later, in the middle of its replay buffer."""
 
     def learn(env: VecEnv) -> None:
-        TD3X("MultiInputPolicy", env, **tiny()).learn(10)
+        tiny_agent(env, "MultiInputPolicy").learn(10)
 
     keys = ["count", "minus"]
     with pytest.raises(ValueError, match=r"VecTransposeImage.*\(36, 36, 3\), the agent \(3, 36, 36\)"):
@@ -326,7 +326,7 @@ def test_bad_hook_is_refused_with_a_hint(spec: Any, hint: str) -> None:
 
 def her_model(**kwargs: Any) -> TD3X:
     env = BitFlippingEnv(n_bits=2, continuous=True)
-    return TD3X("MultiInputPolicy", env, **tiny(**{"replay_buffer_class": HerReplayBuffer, **kwargs}))
+    return tiny_agent(env, "MultiInputPolicy", **{"replay_buffer_class": HerReplayBuffer, **kwargs})
 
 
 @pytest.mark.parametrize("hook", [RewardScale(0.5), {"sb3_td3x.shaping.RewardScale": {"scale": 0.5}}, FallPenalty()])
@@ -381,7 +381,7 @@ def test_optimize_memory_usage_is_refused_where_the_buffer_cannot_have_it() -> N
     with pytest.raises(ValueError, match="optimize_memory_usage"):
         make(optimize_memory_usage=True)
     with pytest.raises(ValueError, match="optimize_memory_usage"):
-        TD3X("MultiInputPolicy", DictObs(CountingEnv()), **tiny(optimize_memory_usage=True))
+        tiny_agent(DictObs(CountingEnv()), "MultiInputPolicy", optimize_memory_usage=True)
 
 
 def test_replay_buffer_class_that_is_none_is_refused() -> None:
@@ -577,7 +577,7 @@ def test_bad_entry_of_a_dict_observation_is_named(quantity: str, n_envs: int) ->
     for key in ("count", "minus"):
         envs: list[gym.Env] = [DictObs(CountingEnv(EPISODES)) for _ in range(n_envs)]
         envs[-1] = Poison(envs[-1], quantity, 2, NAN, key)
-        model = TD3X("MultiInputPolicy", vec_env(*envs), **tiny())
+        model = tiny_agent(vec_env(*envs), "MultiInputPolicy")
         with pytest.raises(ValueError, match=rf"The observation.*'{key}'.* of env {n_envs - 1} is nan"):
             model.learn(60)
         finite_buffer(model, 5 if quantity == "reset" else 1)
@@ -747,7 +747,7 @@ def refused(algorithm: Callable[..., Any], bad_values: list[tuple[str, Any]]) ->
     refused_values = []
     for name, value in bad_values:
         try:
-            algorithm("MlpPolicy", "Pendulum-v1", **tiny(**{name: value}))
+            tiny_agent("Pendulum-v1", cls=algorithm, **{name: value})
         except (AssertionError, TypeError, ValueError):
             refused_values.append((name, value))
     return refused_values

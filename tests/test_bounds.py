@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny, vec_env
+from envs import CountingEnv, tiny_agent, vec_env
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,7 +99,7 @@ def rollout(action_space: spaces.Box, n_steps: int = 12, **kwargs: Any) -> tuple
     :return: the agent, the executed actions, the stored actions; (n_steps, ...)
     """
     env = RecordingEnv(action_space)
-    model = TD3X("MlpPolicy", vec_env(env), **tiny(**{"learning_starts": 4, "seed": None, **kwargs}))
+    model = tiny_agent(vec_env(env), **{"learning_starts": 4, "seed": None, **kwargs})
     model.learn(n_steps)
     return model, np.array(env.actions), model.replay_buffer.actions[:n_steps, 0]
 
@@ -139,7 +139,7 @@ def test_actions_of_any_bounds_are_inside_and_stored_scaled(
 @given(action_space=action_spaces(), seed=st.integers(0, 1000))
 def test_saturated_policy_gives_the_bounds_and_not_beyond(action_space: spaces.Box, seed: int) -> None:
     """A tanh of 1 scaled to the bounds must not step over them by a rounding error, nor stop before."""
-    model = TD3X("MlpPolicy", vec_env(CountingEnv(action_space=action_space)), **tiny(seed=None))
+    model = tiny_agent(vec_env(CountingEnv(action_space=action_space)), seed=None)
     signs = np.random.default_rng(seed).choice([-1, 1], action_space.shape)
     saturate(model, signs)
     action, _ = model.predict(np.zeros(2, np.float32))
@@ -156,11 +156,11 @@ def test_long_training_stays_inside(case: str, stochastic: bool, n_envs: int) ->
     """While it learns and with several envs, on bounds of the kinds that matter most."""
     action_space = SPACES[case]
     envs = [RecordingEnv(action_space) for _ in range(n_envs)]
-    model = TD3X(
-        "MlpPolicy",
+    model = tiny_agent(
         vec_env(*envs),
         action_noise=None if stochastic else WideNoise(action_space.shape),
-        **tiny(policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic}, learning_rate=0.01),
+        policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
+        learning_rate=0.01,
     )
     model.learn(60)
     for idx, env in enumerate(envs):
@@ -199,11 +199,8 @@ def centred_actions(
     :return: the executed actions, relative to the centre in units of half the range
     """
     envs = [RecordingEnv(action_space) for _ in range(n_envs)]
-    model = TD3X(
-        "MlpPolicy",
-        vec_env(*envs),
-        action_noise=noise,
-        **tiny(learning_starts=0, gradient_steps=0, train_freq=100, **kwargs),
+    model = tiny_agent(
+        vec_env(*envs), action_noise=noise, learning_starts=0, gradient_steps=0, train_freq=100, **kwargs
     )
     with th.no_grad():
         for parameter in model.actor.parameters():
@@ -275,10 +272,8 @@ def test_stochastic_actor_s_samples_fill_the_bounds() -> None:
     """A wide squashed Gaussian comes near both bounds of every dimension, never beyond, and its mean is the centre."""
     action_space = SPACES["per dimension"]
     env = RecordingEnv(action_space)
-    model = TD3X(
-        "MlpPolicy",
-        vec_env(env),
-        **tiny(learning_starts=0, gradient_steps=0, policy_kwargs={"net_arch": [8], "stochastic_actor": True}),
+    model = tiny_agent(
+        vec_env(env), learning_starts=0, gradient_steps=0, policy_kwargs={"net_arch": [8], "stochastic_actor": True}
     )
     with th.no_grad():
         for parameter in model.actor.parameters():

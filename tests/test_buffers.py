@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import CountingEnv, tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
 
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
@@ -188,7 +187,7 @@ def normalized_env(space: spaces.Space, **kwargs: Any) -> VecNormalize:
 def test_same_batches_as_sb3_with_vec_normalize(space: spaces.Space, kwargs: dict[str, Any], n_steps: int) -> None:
     """Means of 1e4 and deviations of 1e-2: SB3 normalizes in float64."""
     env = normalized_env(space, **kwargs)
-    model = TD3X("MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy", env, **tiny(n_steps=n_steps))
+    model = tiny_agent(env, "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy", n_steps=n_steps)
     packed = model.replay_buffer
     if isinstance(space, spaces.Dict) and n_steps > 1:
         pytest.skip("SB3 has no such replay buffer")
@@ -341,14 +340,14 @@ def test_arrays_stay_views_of_the_rows() -> None:
 
 
 def test_default_where_it_applies() -> None:
-    assert isinstance(TD3X("MlpPolicy", CountingEnv(), **tiny()).replay_buffer, PackedReplayBuffer)
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(n_steps=2, gamma=0.5))
+    assert isinstance(tiny_agent().replay_buffer, PackedReplayBuffer)
+    model = tiny_agent(n_steps=2, gamma=0.5)
     assert isinstance(model.replay_buffer, PackedReplayBuffer)
     assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (2, 0.5)
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(replay_buffer_class=ReplayBuffer))
+    model = tiny_agent(replay_buffer_class=ReplayBuffer)
     assert type(model.replay_buffer) is ReplayBuffer
     small_memory = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
-    buffer = TD3X("MlpPolicy", CountingEnv(), **tiny(**small_memory)).replay_buffer
+    buffer = tiny_agent(**small_memory).replay_buffer
     assert isinstance(buffer, PackedReplayBuffer)
     assert buffer.optimize_memory_usage
-    assert type(TD3("MlpPolicy", CountingEnv(), **tiny()).replay_buffer) is ReplayBuffer
+    assert type(tiny_agent(cls=TD3).replay_buffer) is ReplayBuffer

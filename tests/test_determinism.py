@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 from comparing import assert_identical, everything, global_states
-from envs import DictObs, counting_vec_env, tiny
+from envs import DictObs, counting_vec_env, tiny, tiny_agent
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
@@ -151,7 +151,7 @@ def test_global_generators_end_where_sb3_leaves_them(case: str) -> None:
     states = []
     for cls in (TD3, TD3X):
         set_random_seed(9)
-        model = cls("MlpPolicy", pendulums(n_envs), **tiny(**make_kwargs()))
+        model = tiny_agent(pendulums(n_envs), cls=cls, **make_kwargs())
         if make_kwargs().get("seed", 0) is None:
             model.action_space.seed(0)
         model.learn(220 if case == "episodes" else 60)
@@ -169,7 +169,7 @@ def test_additions_draw_no_random_numbers() -> None:
     }
     states = []
     for kwargs in ({}, additions):
-        TD3X("MlpPolicy", pendulums(1), **tiny(action_noise=normal_noise(), **kwargs)).learn(50)
+        tiny_agent(pendulums(1), action_noise=normal_noise(), **kwargs).learn(50)
         states.append(global_states())
     assert states[0] == states[1]
 
@@ -177,13 +177,9 @@ def test_additions_draw_no_random_numbers() -> None:
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_predict_and_save_draw_no_random_numbers(stochastic: bool) -> None:
     """Only samples of a stochastic actor are random: its evaluation, and all of a deterministic one, are not."""
-    model = TD3X(
-        "MlpPolicy",
-        counting_vec_env(1),
-        **tiny(
-            action_noise=None if stochastic else normal_noise(),
-            policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
-        ),
+    model = tiny_agent(
+        action_noise=None if stochastic else normal_noise(),
+        policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
     )
     model.learn(20)
     before = global_states()
@@ -206,7 +202,7 @@ def test_load_draws_what_sb3_draws(seed: int | None) -> None:
     states = []
     for cls in (TD3, TD3X):
         zip_file = io.BytesIO()
-        cls("MlpPolicy", counting_vec_env(1), **tiny(seed=seed)).save(zip_file)
+        tiny_agent(cls=cls, seed=seed).save(zip_file)
         for env in (None, counting_vec_env(2)):
             zip_file.seek(0)
             set_random_seed(5)
@@ -217,7 +213,7 @@ def test_load_draws_what_sb3_draws(seed: int | None) -> None:
 
 
 def test_conversion_to_sb3_draws_nothing_and_seeds_nothing() -> None:
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+    model = tiny_agent()
     model.learn(10)
     th.rand(3)
     before = global_states()
@@ -230,7 +226,7 @@ def test_conversion_to_sb3_draws_nothing_and_seeds_nothing() -> None:
 
 def ready_to_train() -> TD3X:
     """An agent in the middle of its training, after an odd number of updates."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+    model = tiny_agent()
     model.learn(30)
     model.set_logger(configure_logger(verbose=0))
     assert model._n_updates % 2 == 1
@@ -266,7 +262,7 @@ def test_training_a_copy_leaves_the_agent_as_it_is(way: str) -> None:
     if way == "to_sb3":
         copy = model.to_sb3()
     else:
-        copy = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+        copy = tiny_agent()
         copy.set_parameters(model.get_parameters())
     copy.replay_buffer = model.replay_buffer
     copy.set_logger(configure_logger(verbose=0))

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, Episode, counting_vec_env, tiny, vec_env
+from envs import CountingEnv, Episode, counting_vec_env, tiny_agent, vec_env
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import DDPG
@@ -68,11 +68,7 @@ def target_in_training(model: TD3X) -> float:
 
 def linear_model(**kwargs: Any) -> TD3X:
     """No hidden layers; a step of learning that changes nothing."""
-    return TD3X(
-        "MlpPolicy",
-        counting_vec_env(1),
-        **tiny(learning_rate=0.0, policy_kwargs={"net_arch": []}, gamma=0.5, **kwargs),
-    )
+    return tiny_agent(learning_rate=0.0, policy_kwargs={"net_arch": []}, gamma=0.5, **kwargs)
 
 
 @pytest.mark.parametrize("target_policy_noise", [0.0, 1e-6])
@@ -99,7 +95,7 @@ def test_actor_and_critics_are_saved_apart_and_come_back(way: str) -> None:
     Document 000, ``save`` writes actor and critic to one path, and ``load`` calls a method that does not exist:
     the critic would overwrite the actor. All four networks and both optimizers must come back, each as itself.
     """
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(tau=0.3))
+    model = tiny_agent(tau=0.3)
     model.learn(30)
     networks = {name: getattr(model, name) for name in ("actor", "actor_target", "critic", "critic_target")}
     saved = {name: network.state_dict() for name, network in networks.items()}
@@ -115,7 +111,7 @@ def test_actor_and_critics_are_saved_apart_and_come_back(way: str) -> None:
         zip_file.seek(0)
         other = TD3X.load(zip_file, device="cpu")
     else:
-        other = TD3X("MlpPolicy", counting_vec_env(1), **tiny(seed=1))
+        other = tiny_agent(seed=1)
         other.set_parameters(model.get_parameters())
     for name, expected in saved.items():
         actual = getattr(other, name).state_dict()
@@ -144,13 +140,14 @@ def test_exploration_does_not_end_after_5000_steps() -> None:
             actions.append(float(action[0]))
             return super().step(action)
 
-    model = TD3X(
-        "MlpPolicy",
+    model = tiny_agent(
         vec_env(Env()),
         action_noise=ConstantNoise(),
         action_noise_decay=0.999,
         action_noise_min_scale=0.1,
-        **tiny(learning_starts=0, gradient_steps=0, train_freq=100),
+        learning_starts=0,
+        gradient_steps=0,
+        train_freq=100,
     )
     set_parameters(model.actor, 0.0)
     model.learn(5000)
@@ -165,9 +162,7 @@ def test_exploration_does_not_end_after_5000_steps() -> None:
 def test_target_ends_with_the_episode(algorithm: str, done: bool) -> None:
     """Document 001, ``Skylark_DDPG``: ``y_true = r1 + gamma * critic_target(s1, a1)`` for terminal s1 as well."""
     if algorithm == "zip of DDPG":
-        ddpg = DDPG(
-            "MlpPolicy", counting_vec_env(1), **tiny(learning_rate=0.0, policy_kwargs={"net_arch": []}, gamma=0.5)
-        )
+        ddpg = tiny_agent(cls=DDPG, learning_rate=0.0, policy_kwargs={"net_arch": []}, gamma=0.5)
         zip_file = io.BytesIO()
         ddpg.save(zip_file)
         zip_file.seek(0)
@@ -175,12 +170,12 @@ def test_target_ends_with_the_episode(algorithm: str, done: bool) -> None:
     elif algorithm == "TD3X":
         model = linear_model()
     else:
-        model = TD3X(
-            "MlpPolicy",
-            counting_vec_env(1),
+        model = tiny_agent(
             policy_delay=1,
             target_policy_noise=0,
-            **tiny(learning_rate=0.0, policy_kwargs={"net_arch": [], "n_critics": 1}, gamma=0.5),
+            learning_rate=0.0,
+            policy_kwargs={"net_arch": [], "n_critics": 1},
+            gamma=0.5,
         )
     state = model.policy.state_dict()
     for idx in range(model.critic.n_critics):
@@ -198,7 +193,7 @@ def test_a_critic_gives_one_value_for_an_action_of_three_dimensions(n_critics: i
     one critic's output as two, and gives four arguments to an actor of three: here each network is called as built.
     """
     env = vec_env(CountingEnv(action_space=ACTION_SPACE))
-    model = TD3X("MlpPolicy", env, **tiny(policy_kwargs={"net_arch": [8], "n_critics": n_critics}))
+    model = tiny_agent(env, policy_kwargs={"net_arch": [8], "n_critics": n_critics})
     obs = th.zeros(5, 2)
     actions = model.actor(obs)
     assert actions.shape == (5, 3)
@@ -216,7 +211,7 @@ def test_the_buffer_is_a_ring() -> None:
     Document 001 pops the head of a list, which moves all its entries at every step. Here the oldest transition is
     overwritten in its place, and the memory is allocated once.
     """
-    model = TD3X("MlpPolicy", counting_vec_env(1, [Episode(1000, True)]), **tiny(buffer_size=7, gradient_steps=0))
+    model = tiny_agent(counting_vec_env(1, [Episode(1000, True)]), buffer_size=7, gradient_steps=0)
     buffer = model.replay_buffer
     memory = buffer.rewards
     model.learn(5)
@@ -233,7 +228,7 @@ def test_the_buffer_is_a_ring() -> None:
 
 def test_a_buffer_of_one_transition_is_none() -> None:
     """Document 002, trick 2: ``buffer_size=1, batch_size=1`` learns from the newest transition alone."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(buffer_size=1, batch_size=1))
+    model = tiny_agent(buffer_size=1, batch_size=1)
     model.learn(23)
     assert model.replay_buffer.size() == 1
     # After episodes of 5, 3, 5, 3 and 5 steps, step 23 is the second of its episode
@@ -269,10 +264,8 @@ def test_warm_up_is_random_and_ends_when_it_should(learning_starts: int, n_envs:
             actions.append(float(action[0]))
             return super().step(action)
 
-    model = TD3X(
-        "MlpPolicy",
-        vec_env(*(Env() for _ in range(n_envs))),
-        **tiny(learning_rate=0.0, learning_starts=learning_starts, gradient_steps=1),
+    model = tiny_agent(
+        vec_env(*(Env() for _ in range(n_envs))), learning_rate=0.0, learning_starts=learning_starts, gradient_steps=1
     )
     set_parameters(model.actor, 0.0, output_bias=100.0)
     callback = RecordTraining()
@@ -301,7 +294,7 @@ def test_policy_delay_lowered_in_a_running_training_still_fires() -> None:
                 self.model.policy_delay = 2
             return True
 
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(policy_delay=1000, learning_starts=0))
+    model = tiny_agent(policy_delay=1000, learning_starts=0)
     before = {key: value.clone() for key, value in model.actor.state_dict().items()}
     model.learn(9)
     assert all(th.equal(value, before[key]) for key, value in model.actor.state_dict().items())
@@ -333,10 +326,11 @@ def test_the_policy_reaches_both_bounds(case: str, stochastic: bool) -> None:
             executed.append(action.copy())
             return super().step(action)
 
-    model = TD3X(
-        "MlpPolicy",
+    model = tiny_agent(
         vec_env(Env(action_space=spaces.Box(low, high))),
-        **tiny(learning_starts=0, gradient_steps=0, policy_kwargs={"net_arch": [4], "stochastic_actor": stochastic}),
+        learning_starts=0,
+        gradient_steps=0,
+        policy_kwargs={"net_arch": [4], "stochastic_actor": stochastic},
     )
     output: Any = model.actor.mu if stochastic else model.actor.mu[2]
     for bias, expected in ((100.0, high), (-100.0, low), (0.0, (low + high) / 2)):
@@ -386,9 +380,7 @@ def test_time_outs_are_not_terminal(n_envs: int) -> None:
     Document 004 stores the ``done`` of a time-out, so that a walk without end is worth what is left of the episode.
     What the update sees: no terminal state, and the true last observation, not the first after the reset.
     """
-    model = TD3X(
-        "MlpPolicy", vec_env(*(TimeLimit(Walk(), 4) for _ in range(n_envs))), **tiny(gradient_steps=0, buffer_size=60)
-    )
+    model = tiny_agent(vec_env(*(TimeLimit(Walk(), 4) for _ in range(n_envs))), gradient_steps=0, buffer_size=60)
     model.learn(20 * n_envs)
     buffer = model.replay_buffer
     ends = np.arange(20) % 4 == 3
@@ -403,8 +395,8 @@ def test_time_outs_are_not_terminal(n_envs: int) -> None:
 
 def test_falls_are_terminal_also_at_the_time_limit() -> None:
     """The other side of it: a fall is terminal, and stays so in the very step in which the time runs out."""
-    falls_before = TD3X("MlpPolicy", vec_env(TimeLimit(Walk(falls_at=2), 3)), **tiny(gradient_steps=0))
-    falls_at = TD3X("MlpPolicy", vec_env(TimeLimit(Walk(falls_at=3), 3)), **tiny(gradient_steps=0))
+    falls_before = tiny_agent(vec_env(TimeLimit(Walk(falls_at=2), 3)), gradient_steps=0)
+    falls_at = tiny_agent(vec_env(TimeLimit(Walk(falls_at=3), 3)), gradient_steps=0)
     for model, episode in ((falls_before, 2), (falls_at, 3)):
         model.learn(12)
         buffer = model.replay_buffer
@@ -417,19 +409,16 @@ def test_value_of_a_walk_without_end_is_bootstrapped() -> None:
     With r = 1, γ = 0.5 and time-outs after 2 steps, that cannot be seen coming: Q = 1 / (1 - γ) = 2. Were they
     terminal: Q = 1 + γ Q / 2 = 4/3.
     """
-    model = TD3X(
-        "MlpPolicy",
+    model = tiny_agent(
         vec_env(TimeLimit(Walk(blind=True), 2)),
         action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)),
-        **tiny(
-            gamma=0.5,
-            tau=0.05,
-            learning_rate=3e-3,
-            learning_starts=50,
-            batch_size=32,
-            policy_kwargs={"net_arch": [16]},
-            gradient_steps=4,
-        ),
+        gamma=0.5,
+        tau=0.05,
+        learning_rate=3e-3,
+        learning_starts=50,
+        batch_size=32,
+        policy_kwargs={"net_arch": [16]},
+        gradient_steps=4,
     )
     model.learn(250)
     obs = th.zeros(1, 1)
@@ -441,6 +430,6 @@ def test_value_of_a_walk_without_end_is_bootstrapped() -> None:
 def test_python_s_own_generator_is_not_needed() -> None:
     """Document 001 samples by ``random.sample``; the buffer's sampling is NumPy's, which ``seed`` governs."""
     state = random.getstate()
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(seed=None))
+    model = tiny_agent(seed=None)
     model.learn(20)
     assert random.getstate() == state

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparing import assert_identical, everything
-from envs import CountingEnv, counting_vec_env, tiny
+from envs import CountingEnv, counting_vec_env, tiny, tiny_agent
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
@@ -20,7 +20,7 @@ from sb3_td3x.checkpoint import ResumableCheckpoint
 
 
 def make(env: Any = None, **kwargs: Any) -> TD3X:
-    return TD3X("MlpPolicy", counting_vec_env(1) if env is None else env, **tiny(**{"overlap_updates": True, **kwargs}))
+    return tiny_agent(counting_vec_env(1) if env is None else env, **{"overlap_updates": True, **kwargs})
 
 
 class Recorder(BaseCallback):

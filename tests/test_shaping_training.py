@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envs import CountingEnv, DictObs, Episode, counting_vec_env, readable, tiny, vec_env
+from envs import CountingEnv, DictObs, Episode, counting_vec_env, readable, tiny_agent, vec_env
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -28,7 +28,7 @@ EPISODES = (Episode(4, True, FALL), Episode(3, True), Episode(5, False), Episode
 def make(env: Any = None, hook: Any = None, **kwargs: Any) -> TD3X:
     """A tiny agent that does not learn unless asked to."""
     env = counting_vec_env(1, EPISODES) if env is None else env
-    return TD3X("MlpPolicy", env, reward_shaping=hook, **tiny(**{"gradient_steps": 0, **kwargs}))
+    return tiny_agent(env, reward_shaping=hook, **{"gradient_steps": 0, **kwargs})
 
 
 class Steps:
@@ -131,7 +131,7 @@ def test_hook_sees_actions_in_the_env_s_own_space() -> None:
 def test_hook_sees_dict_observations() -> None:
     hook = Recorder()
     env = vec_env(*(DictObs(CountingEnv(EPISODES, 100 * idx)) for idx in range(2)))
-    model = TD3X("MultiInputPolicy", env, reward_shaping=hook, **tiny(gradient_steps=0)).learn(40)
+    model = tiny_agent(env, "MultiInputPolicy", reward_shaping=hook, gradient_steps=0).learn(40)
     for env_idx in range(2):
         steps = Steps(20, env_idx)
         for name in ("observations", "next_observations"):

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, DictObs, tiny, vec_env
+from envs import CountingEnv, DictObs, tiny_agent, vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 def make(case: str = "default", **kwargs: Any) -> TD3X:
     arguments, make_env = CASES[case]
     policy = {"dict": "MultiInputPolicy", "images": "CnnPolicy"}.get(case, "MlpPolicy")
-    return TD3X(policy, make_env(), **tiny(**{"learning_rate": "lin_1e-2", "seed": 0, **arguments, **kwargs}))
+    return tiny_agent(make_env(), policy, **{"learning_rate": "lin_1e-2", "seed": 0, **arguments, **kwargs})
 
 
 def state(model: TD3X) -> list[th.Tensor]:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import tiny_agent
 from torch import nn
 
-from sb3_td3x import TD3X
 from sb3_td3x.learner.flat_adam import FlatAdam, FlatParameters
 
 OPTIMIZERS: list[tuple[type[th.optim.Optimizer], dict[str, Any]]] = [
@@ -147,7 +146,7 @@ def test_only_where_it_is_the_same() -> None:
 
 
 def test_hooks_of_the_optimizer_are_called() -> None:
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+    model = tiny_agent()
     calls: list[int] = []
     model.learn(20)
     model.critic.optimizer.register_step_post_hook(lambda *_: calls.append(model._n_updates))

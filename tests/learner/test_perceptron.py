@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -380,7 +380,7 @@ def test_hooks_are_called_as_in_sb3(hook: str) -> None:
     """All of them set the gradients of the actor to 0, and the last one counts what a layer computes."""
     calls: dict[type, int] = {}
     for algorithm in (TD3, TD3X):
-        model: Any = algorithm("MlpPolicy", CountingEnv(), **tiny()).learn(10)
+        model: Any = tiny_agent(cls=algorithm).learn(10)
         handles = HOOKS[hook](model.actor)
         handles.append(model.actor.mu[0].register_forward_hook(lambda *_, cls=algorithm: count(calls, cls)))
         # Adam goes on moving by what it remembers
@@ -400,7 +400,7 @@ def count(calls: dict[type, int], cls: type) -> None:
 
 
 def test_spectral_norm_trains() -> None:
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+    model = tiny_agent()
     for actor in (model.actor, model.actor_target):
         nn.utils.spectral_norm(actor.mu[0])
     model.learn(20)
@@ -412,7 +412,7 @@ def test_spectral_norm_trains() -> None:
 def test_replaced_layers_act_and_the_optimizer_keeps_its_own_parameters(replace: Any, layer_norm: bool) -> None:
     """As in SB3: what the optimizer was not given is not trained, and the targets follow the network as it is."""
     kwargs = {"policy_kwargs": {"net_arch": [4], "layer_norm": layer_norm}, "tau": 0.5}
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(**kwargs)).learn(10)
+    model = tiny_agent(**kwargs).learn(10)
     for policy in (model.actor, model.actor_target):
         replace(SimpleNamespace(actor=policy))
     new = [it for it in model.actor.parameters() if not any(it is own for own in trained_by(model.actor))]
@@ -432,7 +432,7 @@ def trained_by(network: Any) -> list[nn.Parameter]:
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_critics_learn_beside_a_frozen_actor(layer_norm: bool) -> None:
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm}))
+    model = tiny_agent(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm})
     model.actor.requires_grad_(False)
     actor, critic = deepcopy(model.actor.state_dict()), deepcopy(model.critic.state_dict())
     model.learn(20)

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, counting_vec_env, tiny
+from envs import CountingEnv, tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -664,12 +664,8 @@ class RecordScale(BaseCallback):
 
 def zero_actor_model(envs: list[RecordingEnv], **kwargs: Any) -> TD3X:
     """Its policy gives 0 always and learns nothing, so that actions are noise alone."""
-    model = TD3X(
-        "MlpPolicy",
-        DummyVecEnv([lambda env=env: env for env in envs]),  # type: ignore[misc]
-        learning_rate=0.0,
-        action_noise=ConstantNoise(),
-        **tiny(**kwargs),
+    model = tiny_agent(
+        DummyVecEnv([lambda env=env: env for env in envs]), learning_rate=0.0, action_noise=ConstantNoise(), **kwargs
     )
     with th.no_grad():
         for parameter in model.actor.parameters():
@@ -823,7 +819,7 @@ RATES: dict[str, tuple[dict[str, Any], Callable[[float], float], Callable[[float
 def test_learning_rates_reach_optimizers_and_log(case: str, loaded: bool) -> None:
     """Each optimizer runs at its own rate at every point of the training, also after loading."""
     arguments, actor_rate, critic_rate = RATES[case]
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(**arguments))
+    model = tiny_agent(**arguments)
     if loaded:
         model = save_and_load(model)
     callback = RecordRates()
@@ -846,7 +842,7 @@ def test_learning_rates_reach_optimizers_and_log(case: str, loaded: bool) -> Non
 )
 def test_learning_rate_of_zero_is_legal(rates: dict[str, float], frozen: set[str], trained: set[str]) -> None:
     """The zoo's ``enjoy`` loads every agent with ``learning_rate=0.0``; a 0 for one network must not stop the other."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(**rates))
+    model = tiny_agent(**rates)
     before = state_of(model)
     model.learn(30)
     after = state_of(model)
@@ -857,9 +853,7 @@ def test_learning_rate_of_zero_is_legal(rates: dict[str, float], frozen: set[str
 
 def test_critics_rate_is_changed_at_loading() -> None:
     """``load(..., qf_learning_rate=...)`` is how a training goes on with another rate."""
-    model = TD3X(
-        "MlpPolicy", counting_vec_env(1), action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)), **tiny()
-    )
+    model = tiny_agent(action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)))
     model.learn(10)
     model = save_and_load(model, qf_learning_rate="lin_4e-3")
     callback = RecordRates()
