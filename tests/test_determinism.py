@@ -2,8 +2,6 @@
 
 import io
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch as th
 from comparing import assert_identical, everything, global_states
 from envs import DictObs, counting_vec_env, saved_and_loaded, tiny_agent, zip_of
 from noises import normal_noise
+from processes import run_python
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
@@ -300,7 +299,7 @@ print("unchanged")
 """
 
 
-def test_importing_the_package_changes_nothing_for_sb3() -> None:
+def test_importing_the_package_changes_nothing_for_sb3(tmp_path: Path) -> None:
     """Neither random states nor PyTorch's settings nor results of SB3's TD3 change."""
-    process = subprocess.run([sys.executable, "-c", IMPORT_SCRIPT], capture_output=True, text=True, check=False)
+    process = run_python(tmp_path, "-c", IMPORT_SCRIPT)
     assert process.stdout.split() == ["unchanged"], process.stderr
