@@ -1,4 +1,4 @@
-"""The written-out gradients against autograd's."""
+"""The written-out gradients compared with autograd, bfloat16, and following changes of the networks."""
 
 import io
 import pathlib
@@ -46,7 +46,11 @@ def make_policy(**kwargs: Any) -> MlpPolicy:
 def test_chain_rule_in_double_precision(
     net: list[int], n: int, batch: int, name: type[nn.Module], layer_norm: bool
 ) -> None:
-    """One network (n = 0) or n at once, any widths and activation: gradients of parameters and input to 1e-9."""
+    """
+    Compare gradients of parameters and input with autograd to 1e-12, with layer normalization to 1e-9.
+
+    Any widths and activation, for one network (n = 0) or n stacked networks.
+    """
     th.manual_seed(batch)
     ensemble = (n,) if n else ()
     sizes = [4, *net, 2]
@@ -54,7 +58,7 @@ def test_chain_rule_in_double_precision(
     biases = [th.randn(*ensemble, *([1] if n else []), out, dtype=th.double) for out in sizes[1:]]
     bias_grads = [th.zeros(*ensemble, out, dtype=th.double) for out in sizes[1:]]
     activation = ACTIVATIONS[name]
-    # Of a layer normalisation in front of each activation
+    # Layer normalization before each activation
     factors = [th.randn_like(bias) for bias in biases]
     shifts = [th.randn_like(bias) for bias in biases]
     norms = [
@@ -89,13 +93,13 @@ def test_chain_rule_in_double_precision(
     for mine, leaf in zip(actual, leaves, strict=True):
         assert mine is not None
         assert leaf.grad is not None
-        # The variance of two nearly equal features is small, and its inverse large
+        # The inverse of the variance is large if two features are nearly equal
         tolerance = 1e-9 * max(1.0, leaf.grad.abs().max().item()) if layer_norm else 1e-12
         th.testing.assert_close(mine.reshape(leaf.grad.shape), leaf.grad, rtol=1e-12, atol=tolerance)
 
 
 def values_and_gradients(networks: AutogradNetworks | MlpNetworks, batch: int) -> list[th.Tensor]:
-    """All that the update asks for, for random inputs."""
+    """Return all values and gradients that an update needs, for random inputs."""
     policy = networks.policy
     generator = th.Generator().manual_seed(batch)
     obs, actions = th.randn(batch, 3, 2, generator=generator), th.rand(batch, 2, generator=generator) * 2 - 1
@@ -119,7 +123,7 @@ def values_and_gradients(networks: AutogradNetworks | MlpNetworks, batch: int) -
     actor_layer_norm=st.booleans(),
 )
 @settings(deadline=None, max_examples=60)
-def test_policy_has_autograd_s_values_and_gradients(
+def test_values_and_gradients_of_a_policy_equal_autograd(
     pi: list[int],
     qf: list[int],
     n_critics: int,
@@ -129,7 +133,7 @@ def test_policy_has_autograd_s_values_and_gradients(
     layer_norm: bool,
     actor_layer_norm: bool,
 ) -> None:
-    """All that the update asks for, to 1e-6 of the largest gradient; with layer normalisation to 1e-5."""
+    """To 1e-6 of the largest gradient, with layer normalization to 1e-5."""
     policy = make_policy(
         net_arch={"pi": pi, "qf": qf},
         n_critics=n_critics,
@@ -140,14 +144,14 @@ def test_policy_has_autograd_s_values_and_gradients(
     )
     tolerance = 1e-5 if layer_norm or actor_layer_norm else 1e-6
     expected = values_and_gradients(AutogradNetworks(policy), batch)
-    for mine, autograd_s in zip(values_and_gradients(MlpNetworks(policy), batch), expected, strict=True):
-        scale = max(1.0, autograd_s.abs().max().item())
-        np.testing.assert_allclose(mine.numpy() / scale, autograd_s.numpy() / scale, rtol=0, atol=tolerance)
+    for mine, theirs in zip(values_and_gradients(MlpNetworks(policy), batch), expected, strict=True):
+        scale = max(1.0, theirs.abs().max().item())
+        np.testing.assert_allclose(mine.numpy() / scale, theirs.numpy() / scale, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("cls", [MlpNetworks, AutogradNetworks])
 def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks]) -> None:
-    """Eight bits of precision: two to three digits of each value and gradient, all of them float32."""
+    """Values and gradients have two to three correct digits, and are stored in float32."""
     policy = make_policy(net_arch=[32, 32, 32], activation_fn=nn.Tanh)
     expected = values_and_gradients(cls(policy), 64)
     actual = values_and_gradients(cls(policy, bfloat16=True), 64)
@@ -158,22 +162,22 @@ def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_emulated_bfloat16_is_bfloat16(activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the order of the sums differs, so now and then a last bit; float32 is a hundred times as far away."""
+    """Only the order of sums differs, so the difference is small compared with that of bfloat16 and float32."""
     policy = make_policy(net_arch=[64, 48, 64], activation_fn=activation)
     values = {}
-    for native in (True, False):
+    for is_native in (True, False):
         monkeypatch.setattr(
-            "sb3_td3x.learner.perceptron.has_bfloat16_instructions", lambda device, native=native: native
+            "sb3_td3x.learner.perceptron.has_bfloat16_instructions", lambda device, result=is_native: result
         )
-        values[native] = values_and_gradients(MlpNetworks(policy, bfloat16=True), 64)
+        values[is_native] = values_and_gradients(MlpNetworks(policy, bfloat16=True), 64)
     full = values_and_gradients(MlpNetworks(policy), 64)
-    for emulated, native_s, exact in zip(values[False], values[True], full, strict=True):
-        assert (emulated - native_s).norm() <= 0.1 * (exact - native_s).norm()
-    assert sum((native_s != exact).sum().item() for native_s, exact in zip(values[True], full, strict=True)) > 1000
+    for emulated, native, exact in zip(values[False], values[True], full, strict=True):
+        assert (emulated - native).norm() <= 0.1 * (exact - native).norm()
+    assert sum((native != exact).sum().item() for native, exact in zip(values[True], full, strict=True)) > 1000
 
 
 @pytest.mark.parametrize("net_arch", [[], [16]])
-def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> None:
+def test_first_and_last_layer_are_computed_in_float32(net_arch: list[int]) -> None:
     policy = make_policy(net_arch=net_arch)
     expected = values_and_gradients(MlpNetworks(policy), 8)
     for low, full in zip(values_and_gradients(MlpNetworks(policy, bfloat16=True), 8), expected, strict=True):
@@ -183,7 +187,7 @@ def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> No
 @pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
 @pytest.mark.parametrize("policy_kwargs", [{}, {"layer_norm": True}])
 def test_training_in_bfloat16(policy_kwargs: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Other numbers than in float32, on float32 parameters; predictions and rollouts are those of the parameters."""
+    """The weights stay in float32, and are used for predictions."""
     models = []
     for precision in ("float32", "bfloat16"):
         kwargs: dict[str, Any] = {"policy_kwargs": {"net_arch": [16, 16], **policy_kwargs}, "seed": 0, "device": "cpu"}
@@ -200,7 +204,7 @@ def test_training_in_bfloat16(policy_kwargs: dict[str, Any], tmp_path: pathlib.P
     np.testing.assert_array_equal(loaded.predict(obs)[0], models[1].predict(obs)[0])
 
 
-def test_bfloat16_warns_where_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_warns_if_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     kwargs: dict[str, Any] = {"precision": "bfloat16", "device": "cpu", "buffer_size": 10}
     monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: False)
     with pytest.warns(UserWarning, match=r"precision='bfloat16' will be slower than 'float32'"):
@@ -211,7 +215,7 @@ def test_bfloat16_warns_where_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> N
         TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
 
 
-def test_this_processor_s_instructions_are_known() -> None:
+def test_bfloat16_instructions_of_this_processor() -> None:
     flags = pathlib.Path("/proc/cpuinfo")
     if platform.machine() != "x86_64" or not flags.exists():
         pytest.skip("reads /proc/cpuinfo of x86-64")
@@ -226,18 +230,18 @@ def test_this_processor_s_instructions_are_known() -> None:
         {"activation_fn": nn.GELU},
         {"critic_activation_fn": "silu"},
         {"activation_fn": nn.PReLU},
-        # Its derivative is written out for another one
+        # The written-out derivative assumes alpha = 1
         {"activation_fn": partial(nn.ELU, alpha=0.2), "critic_activation_fn": "relu"},
         {"optimizer_class": th.optim.Adafactor},
     ],
 )
-def test_other_networks_take_autograd(kwargs: dict[str, Any]) -> None:
+def test_other_networks_use_autograd(kwargs: dict[str, Any]) -> None:
     assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
     assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
 
 
 class OwnCnn(NatureCNN):
-    """A user's extractor, which may ask for memory in the usual order, as ``view`` does."""
+    """A user's extractor, which may need contiguous memory, as ``view`` does."""
 
 
 @pytest.mark.parametrize(
@@ -248,11 +252,8 @@ class OwnCnn(NatureCNN):
         (MultiInputPolicy, {}, True),
     ],
 )
-def test_images_are_converted_once_for_an_update(policy_class: Any, kwargs: Any, converts: bool) -> None:
-    """
-    To floats, with the channels last in memory, and every network gives them the same values as the images themselves;
-    vectors, and images for a user's own extractor, are left alone.
-    """
+def test_images_are_converted_once_per_update(policy_class: Any, kwargs: Any, converts: bool) -> None:
+    """They become floats with the channels last in memory, unless a user's extractor reads them."""
     image = spaces.Box(0, 255, (3, 36, 40), np.uint8)
     in_dict = policy_class is MultiInputPolicy
     space = spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,))}) if in_dict else image
@@ -284,8 +285,8 @@ def test_images_are_converted_once_for_an_update(policy_class: Any, kwargs: Any,
     th.testing.assert_close(values(obs), expected, rtol=0, atol=0)
 
 
-def test_networks_take_images_again_after_an_update_that_failed() -> None:
-    """Else the agent would act on images that are not divided by 255."""
+def test_networks_normalize_images_again_after_an_update_that_failed() -> None:
+    """Otherwise the agent would act on images that are not divided by 255."""
     space = spaces.Box(0, 255, (3, 36, 40), np.uint8)
     policy = CnnPolicy(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4])
     obs, rewards = th.zeros(5, 3, 36, 40, dtype=th.uint8), th.rand(5, 1)
@@ -301,35 +302,23 @@ def test_networks_take_images_again_after_an_update_that_failed() -> None:
 
 
 class StillPolicy(MlpPolicy):
-    """A user's policy that acts in its own way."""
+    """A user's policy that overrides how it acts."""
 
     def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
         return th.zeros(len(observation), 1)
 
 
 class StillAgent(TD3X):
-    """A user's agent that acts in its own way."""
+    """A user's agent that overrides how it acts."""
 
     def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, None]:
         return np.zeros((len(observation), 1)), None
 
 
-def test_rollouts_follow_the_agent_as_it_is() -> None:
-    """Parameters replaced before training, and subclasses that predict otherwise, act in the rollout."""
-    model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10)
-    last = model.actor.mu[-2]
-    last.weight.data, last.bias.data = th.zeros_like(last.weight), th.full_like(last.bias, 0.5)
-    model.learn(5)
-    np.testing.assert_allclose(model.replay_buffer.actions[:5], np.tanh(0.5), rtol=1e-5)
-    model.actor.mu[-2] = nn.Linear(last.in_features, 1).requires_grad_(False)
-    model.actor.mu[-2].weight.zero_()
-    model.actor.mu[-2].bias.fill_(-1.0)
-    model.learn(5)
-    np.testing.assert_allclose(model.replay_buffer.actions[5:], np.tanh(-1.0), rtol=1e-5)
-
-    for agent_class, policy_class in ((TD3X, StillPolicy), (StillAgent, MlpPolicy)):
-        model = agent_class(policy_class, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
-        np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
+@pytest.mark.parametrize(("cls", "policy"), [(TD3X, StillPolicy), (StillAgent, MlpPolicy)])
+def test_rollouts_use_overridden_methods(cls: Any, policy: Any) -> None:
+    model = tiny_agent(policy=policy, cls=cls, learning_starts=0, gradient_steps=0).learn(5)
+    np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
 
 
 REPLACEMENTS = (
@@ -340,8 +329,8 @@ REPLACEMENTS = (
 )
 
 
-def test_networks_that_changed_are_noticed() -> None:
-    """New tensors, frozen parameters and gradients that were taken away would else be learned from in silence."""
+def test_changes_of_networks_are_detected() -> None:
+    """New tensors, frozen parameters and removed gradients must not be trained as before."""
     for change in (
         lambda policy: policy.critic.optimizer.zero_grad(),
         lambda policy: policy.actor.mu[0].requires_grad_(False),
@@ -359,7 +348,7 @@ def zeros(grad: th.Tensor) -> th.Tensor:
     return th.zeros_like(grad)
 
 
-def forget(parameter: th.Tensor) -> None:
+def set_to_zero(parameter: th.Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad.zero_()
 
@@ -367,7 +356,7 @@ def forget(parameter: th.Tensor) -> None:
 HOOKS = {
     "gradients": lambda actor: [parameter.register_hook(zeros) for parameter in actor.parameters()],
     "accumulated gradients": lambda actor: [
-        parameter.register_post_accumulate_grad_hook(forget) for parameter in actor.parameters()
+        parameter.register_post_accumulate_grad_hook(set_to_zero) for parameter in actor.parameters()
     ],
     "gradients of a module": lambda actor: [
         actor.mu[-2].register_full_backward_pre_hook(lambda _, grads: tuple(map(zeros, grads)))
@@ -377,13 +366,13 @@ HOOKS = {
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_are_called_as_in_sb3(hook: str) -> None:
-    """All of them set the gradients of the actor to 0, and the last one counts what a layer computes."""
+    """The tested hook sets the actor's gradients to 0. Another one counts the forward calls of a layer."""
     calls: dict[type, int] = {}
     for algorithm in (TD3, TD3X):
         model: Any = tiny_agent(cls=algorithm).learn(10)
         handles = HOOKS[hook](model.actor)
         handles.append(model.actor.mu[0].register_forward_hook(lambda *_, cls=algorithm: count(calls, cls)))
-        # Adam goes on moving by what it remembers
+        # Adam would continue with its momentum
         model.actor.optimizer.state.clear()
         before = deepcopy(model.actor.state_dict())
         model.learn(20, reset_num_timesteps=False)
@@ -409,10 +398,9 @@ def test_spectral_norm_trains() -> None:
 
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_replaced_layers_act_and_the_optimizer_keeps_its_own_parameters(replace: Any, layer_norm: bool) -> None:
-    """As in SB3: what the optimizer was not given is not trained, and the targets follow the network as it is."""
-    kwargs = {"policy_kwargs": {"net_arch": [4], "layer_norm": layer_norm}, "tau": 0.5}
-    model = tiny_agent(**kwargs).learn(10)
+def test_replaced_layers_act_but_are_not_trained(replace: Any, layer_norm: bool) -> None:
+    """As in SB3, the optimizer keeps its parameters, and the targets follow the current network."""
+    model = tiny_agent(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm}, tau=0.5).learn(10)
     for policy in (model.actor, model.actor_target):
         replace(SimpleNamespace(actor=policy))
     new = [it for it in model.actor.parameters() if not any(it is own for own in trained_by(model.actor))]
@@ -431,7 +419,7 @@ def trained_by(network: Any) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_critics_learn_beside_a_frozen_actor(layer_norm: bool) -> None:
+def test_critics_are_trained_with_a_frozen_actor(layer_norm: bool) -> None:
     model = tiny_agent(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm})
     model.actor.requires_grad_(False)
     actor, critic = deepcopy(model.actor.state_dict()), deepcopy(model.critic.state_dict())
