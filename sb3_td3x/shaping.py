@@ -289,7 +289,7 @@ class ShapingChain(RewardShaping):
 
 
 def _warmed_up(batch: ShapingBatch, warmup: int) -> float:
-    """Return the completed fraction of a warmup of so many timesteps, in [0, 1]; 1 for a warmup of 0."""
+    """Return the completed fraction of a warmup, in [0, 1]; 1 without a warmup."""
     return min(1.0, batch.num_timesteps / warmup) if warmup else 1.0
 
 

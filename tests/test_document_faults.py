@@ -1,7 +1,7 @@
 """
 Tests that TD3X does not have the faults of the documents that it is based on.
 
-That of the delay counter is tested in ``learner/test_update.py``.
+The fault of the delay counter is tested in ``learner/test_update.py``.
 """
 
 import random

@@ -179,7 +179,7 @@ def test_features_extractors(shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_frozen_features_extractor_stays_frozen(shared: bool) -> None:
-    """Such as a pretrained extractor; all other weights are trained."""
+    """Users freeze pretrained extractors. All other weights are trained."""
     model = trainable_agent(
         features_extractor_class=LinearExtractor,
         features_extractor_kwargs={"frozen": True},

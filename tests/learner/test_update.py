@@ -71,7 +71,7 @@ QF_LR, LR, TAU = 0.1, 0.2, 0.25
 # 1 + γ 3 = 2.5 with only the first, and 1 + γ 0.5 = 1.25 with all three. B is terminal, so y_B = r = -1.
 # Errors e = Q - y of (A, B), from Q1(A, B) = (0, 4), Q2(A, B) = (1, 3), Q3(A, B) = (-1/2, 1):
 #   y_A = 2:     e1 = (-2, 5),     e2 = (-1, 4)                          L = (4 + 25)/2 + (1 + 16)/2 = 23
-#   y_A = 2.5:   e1 = (-2.5, 5),   e2 = (-1.5, 4)                        L = 31.25/2 + 18.25/2 = 24.75; Q1 alone 15.625
+#   y_A = 2.5:   e1 = (-2.5, 5),   e2 = (-1.5, 4)                        L = 31.25/2 + 18.25/2 = 24.75; only Q1: 15.625
 #   y_A = 1.25:  e1 = (-1.25, 5),  e2 = (-0.25, 4),  e3 = (-1.75, 2)     L = (26.5625 + 16.0625 + 7.0625)/2 = 24.84375
 # Gradients, batch size 2: dL/du = Σ e s = e_A + 2 e_B,  dL/dv = Σ e a = -e_A/2 + e_B,  dL/dc = Σ e = e_A + e_B:
 BY_HAND: dict[str, tuple[int, bool, float, float, list[tuple[float, float, float]]]] = {
