@@ -1,13 +1,17 @@
-"""An episode of an agent as an animation: what it sees, does and gets."""
+"""Record an episode of an agent, and show it as an animation with its actions and rewards."""
 
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import TimeLimit
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
@@ -16,30 +20,29 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.validation import check_integer
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 _DEFAULT_FPS = 30.0
-# Unless asked for more, an animation has at most this many frames
+# Number of frames in an animation, unless ``every`` is given
 _MAX_FRAMES = 125
-# Browsers slow down what is faster than 50 frames a second
+# In milliseconds; browsers slow down animations with shorter frames
 _MIN_FRAME_TIME = 20
-# The last frame stays for so long, in milliseconds, before the animation starts again
+# In milliseconds, before the animation repeats
 _LAST_FRAME_TIME = 1500
 _N_COLORS = 64
+# Of the plots below the frames
 _DPI = 100
+_CURSOR_COLOR = (200, 60, 60)
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
     """
-    One episode of T steps of the agent. The last line of a notebook's cell shows it as an animation.
+    One episode of T agent steps. A notebook shows it as an animation.
 
-    :param frames: the env's pictures, each of the state in which the action was chosen, (T, height, width, 3) uint8
-    :param actions: the actions as the env got them, (T, d)
-    :param rewards: the env's own rewards, neither normalized nor shaped, (T,)
-    :param fps: steps for each second of the env's time; with repeated actions a step is several env steps, which
-        ``Monitor`` or ``TimeLimit`` count where they are below the wrapper that repeats
+    :param frames: The env's frame before each step, uint8 of shape (T, height, width, 3)
+    :param actions: Actions as the env received them, of shape (T, action_dim)
+    :param rewards: The env's own rewards, neither normalized nor shaped, of shape (T,)
+    :param fps: Agent steps per second of the env's time. Where a wrapper repeats actions, an agent step is several env
+        steps; they are counted if a ``Monitor`` or ``TimeLimit`` is inside that wrapper
     """
 
     frames: np.ndarray = field(repr=False)
@@ -49,7 +52,7 @@ class Recording:
 
     @property
     def episode_return(self) -> float:
-        """Sum of the rewards"""
+        """Sum of the rewards."""
         return float(self.rewards.sum())
 
     def __len__(self) -> int:
@@ -60,108 +63,94 @@ class Recording:
 
     def save_gif(self, path: str | os.PathLike[str], every: int | None = None, width: int = 320) -> None:
         """
-        Write the frames as a GIF that plays at the env's speed, with actions and rewards so far drawn below.
+        Save the episode as a GIF that plays at the env's speed, with plots of the actions and rewards below the frames.
 
-        :param path: the file
-        :param every: takes each ``every``-th step, and always the last one; None: so that there are at most 125 frames
-        :param width: width in pixels; the height follows
-        :raises ImportError: Matplotlib or Pillow is missing
+        :param path: GIF file to write
+        :param every: Show each ``every``-th step, and always the last one; None for at most 125 frames
+        :param width: Width in pixels, >= 100; the height follows from the frames' aspect ratio
+        :raises ValueError: If ``every`` or ``width`` is not allowed
         """
-        pictures, times = self._pictures(every, width)
+        pictures, durations = self._animation(every, width)
         with atomic_write(path) as file:
             pictures[0].save(
-                file, "GIF", save_all=True, append_images=pictures[1:], duration=times, loop=0, optimize=False
+                file, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=False
             )
 
     def _repr_png_(self) -> bytes:
-        """An animated PNG: unlike a GIF, it moves in all that shows notebooks"""
-        pictures, times = self._pictures(None, 320)
+        """Return an animated PNG, which all notebook viewers play, unlike a GIF."""
+        pictures, durations = self._animation(None, 320)
         file = io.BytesIO()
-        pictures[0].save(file, "PNG", save_all=True, append_images=pictures[1:], duration=times, loop=0)
+        pictures[0].save(file, "PNG", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
         return file.getvalue()
 
-    def _pictures(self, every: int | None, width: int) -> tuple[list["Image.Image"], list[int]]:
+    def _animation(self, every: int | None, width: int) -> tuple[list[Image.Image], list[int]]:
         """
-        :param every: takes each ``every``-th step, and the last one; None: so that they are not too many
-        :param width: width in pixels
-        :return: pictures with one palette, and for how many milliseconds each is shown
+        Return the pictures of the animation, all with the same palette, and their durations in milliseconds.
+
+        :param every: As for ``save_gif``
+        :param width: Width in pixels
+        :return: The pictures and their durations
         """
-        image = _import_pillow()
         every = -(-len(self) // _MAX_FRAMES) if every is None else check_integer("every", every, low=1)
         width = check_integer("width", width, low=100)
         steps = np.append(np.arange(0, len(self) - 1, every), len(self) - 1)
         height = round(width * self.frames.shape[1] / self.frames.shape[2])
-        traces = _Traces(self, width)
         pictures = []
-        for step in steps:
-            frame = image.fromarray(self.frames[step]).resize((width, height), image.Resampling.BILINEAR)
-            pictures.append(image.fromarray(np.concatenate([np.asarray(frame), traces.until(int(step))])))
-        # One palette from pictures of the whole episode: what does not move keeps its colours, and costs nothing
+        for step, plots in zip(steps, _draw_plots(self, steps, width), strict=True):
+            frame = Image.fromarray(self.frames[step]).resize((width, height), Image.Resampling.BILINEAR)
+            pictures.append(Image.fromarray(np.concatenate([np.asarray(frame), plots])))
+        # With one palette for the whole episode, pixels that do not move keep their color and compress well
         samples = [np.asarray(pictures[i]) for i in np.linspace(0, len(pictures) - 1, 8).astype(int)]
-        # Other methods mix the large areas' colours with those of edges: white would not stay white
-        palette = image.fromarray(np.concatenate(samples)).quantize(_N_COLORS, image.Quantize.MAXCOVERAGE, kmeans=1)
-        pictures = [picture.quantize(palette=palette, dither=image.Dither.NONE) for picture in pictures]
-        # GIFs count in hundredths of a second: round the sums, not each time
+        # Other methods of Pillow mix the colors of areas and edges, so that white is not white
+        palette = Image.fromarray(np.concatenate(samples)).quantize(_N_COLORS, Image.Quantize.MAXCOVERAGE, kmeans=1)
+        pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+        # GIFs store hundredths of a second. Round the start of each frame, so that rounding errors do not add up
         starts = np.round(steps / self.fps * 100).astype(int) * 10
-        times = [max(int(time), _MIN_FRAME_TIME) for time in np.diff(starts)]
-        return pictures, [*times, _LAST_FRAME_TIME]
+        durations = [max(int(duration), _MIN_FRAME_TIME) for duration in np.diff(starts)]
+        return pictures, [*durations, _LAST_FRAME_TIME]
 
 
-class _Traces:
+def _draw_plots(recording: Recording, steps: np.ndarray, width: int) -> Iterator[np.ndarray]:
     """
-    The curves of actions and rewards. Matplotlib draws them whole and empty: each frame is put together from these two.
+    Draw the actions and rewards of an episode, with a cursor at each of the given steps.
 
-    :param recording: the episode
-    :param width: width in pixels
+    :param recording: The episode
+    :param steps: Step of each picture
+    :param width: Width in pixels
+    :return: Pictures, uint8 of shape (height, width, 3)
     """
-
-    def __init__(self, recording: Recording, width: int):
-        figure_cls, canvas_cls = _import_matplotlib()
-        figure = figure_cls(figsize=(width / _DPI, 1.6), dpi=_DPI)
-        canvas = canvas_cls(figure)
-        axes = figure.subplots(2, 1, sharex=True)
-        figure.subplots_adjust(left=50 / width, right=1 - 10 / width, top=0.96, bottom=0.2, hspace=0.2)
-        last = len(recording) - 1
-        lines = axes[0].plot(recording.actions, linewidth=0.9)
-        lines += axes[1].plot(recording.rewards, linewidth=0.9, color="black")
-        for axis, label in zip(axes, ("action", "reward"), strict=True):
-            axis.set_xlim(0, max(last, 1))
-            axis.margins(y=0.1)
-            # What hardly changes, such as a torque at its limit, is drawn as a flat line with plain numbers beside it
-            low, high = axis.get_ylim()
-            span = max(high - low, 0.1 * max(abs(low), abs(high)))
-            axis.set_ylim((low + high - span) / 2, (low + high + span) / 2)
-            axis.ticklabel_format(useOffset=False)
-            axis.tick_params(labelsize=6.5, length=2, pad=1.5, width=0.5)
-            axis.set_ylabel(label, fontsize=7)
-            axis.yaxis.set_label_coords(-36 / (width - 60), 0.5)
-            axis.grid(linewidth=0.3)
-            for spine in axis.spines.values():
-                spine.set_linewidth(0.5)
-        axes[1].set_xlabel(f"step    (return {recording.episode_return:.1f})", fontsize=7, labelpad=1)
-
-        canvas.draw()
-        self._whole = np.asarray(canvas.buffer_rgba())[..., :3].copy()
-        for line in lines:
-            line.set_visible(False)
-        canvas.draw()
-        self._empty = np.asarray(canvas.buffer_rgba())[..., :3].copy()
-        rows = len(self._empty)
-        boxes = [axis.get_position() for axis in axes]
-        self._columns = np.linspace(boxes[0].x0 * width, boxes[0].x1 * width, max(last, 1) + 1).round().astype(int)
-        self._rows = [slice(round((1 - box.y1) * rows), round((1 - box.y0) * rows)) for box in boxes]
-
-    def until(self, step: int) -> np.ndarray:
-        """
-        :param step: a step
-        :return: the curves up to it, with a cursor, (height, width, 3) uint8
-        """
-        column = self._columns[step]
-        picture: np.ndarray = self._empty.copy()
-        picture[:, : column + 1] = self._whole[:, : column + 1]
-        for rows in self._rows:
-            picture[rows, column] = (200, 60, 60)
-        return picture
+    figure = Figure(figsize=(width / _DPI, 1.6), dpi=_DPI)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 1, sharex=True)
+    figure.subplots_adjust(left=50 / width, right=1 - 10 / width, top=0.96, bottom=0.2, hspace=0.2)
+    last = max(len(recording) - 1, 1)
+    axes[0].plot(recording.actions, linewidth=0.9)
+    axes[1].plot(recording.rewards, linewidth=0.9, color="black")
+    for axis, label in zip(axes, ("action", "reward"), strict=True):
+        axis.set_xlim(0, last)
+        axis.margins(y=0.1)
+        # Draw a nearly constant curve as a flat line, with plain tick labels
+        low, high = axis.get_ylim()
+        span = max(high - low, 0.1 * max(abs(low), abs(high)))
+        axis.set_ylim((low + high - span) / 2, (low + high + span) / 2)
+        axis.ticklabel_format(useOffset=False)
+        axis.tick_params(labelsize=6.5, length=2, pad=1.5, width=0.5)
+        axis.set_ylabel(label, fontsize=7)
+        axis.yaxis.set_label_coords(-36 / (width - 60), 0.5)
+        axis.grid(linewidth=0.3)
+        for spine in axis.spines.values():
+            spine.set_linewidth(0.5)
+    axes[1].set_xlabel(f"step    (return {recording.episode_return:.1f})", fontsize=7, labelpad=1)
+    canvas.draw()
+    plots = np.asarray(canvas.buffer_rgba())[..., :3]
+    # Moving the cursor in the picture takes a fraction of the time that drawing the figure for each frame would
+    area = figure.subplotpars
+    rows = slice(round((1 - area.top) * len(plots)), round((1 - area.bottom) * len(plots)))
+    columns = np.linspace(area.left * width, area.right * width, last + 1).round().astype(int)
+    for step in steps:
+        picture: np.ndarray = plots.copy()
+        picture[rows, columns[step]] = _CURSOR_COLOR
+        yield picture
 
 
 def record_episode(
@@ -173,25 +162,23 @@ def record_episode(
     width: int | None = 320,
 ) -> Recording:
     """
-    Play one episode and keep what happens.
+    Play one episode, and record its frames, actions and rewards.
 
-    :param model: an agent of SB3
-    :param env: an env with ``render_mode="rgb_array"``, or a ``VecEnv`` of one such env, wrapped as the agent's; it is
-        stepped, so do not hand over the one that is trained in. Statistics of ``VecNormalize`` are used, not updated
-    :param seed: seed of the env's next episode; None: goes on with its random numbers
-    :param deterministic: whether a stochastic policy takes its mean
-    :param max_steps: stop after so many steps of the agent, with repeated actions several env steps each; None: at the
-        episode's end
-    :param width: wider frames are made so many pixels wide, since 1,600 frames of 600 x 400 take a gigabyte;
-        None: frames as they come
-    :return: the episode
-    :raises ValueError: an argument is not allowed; says which
-    :raises ImportError: Pillow or a package of the env's for drawing is missing
+    :param model: Any agent of SB3
+    :param env: An env with ``render_mode="rgb_array"``, or a ``VecEnv`` of one such env, wrapped like the agent's
+        training env. Do not pass the training env itself: it is reset. Statistics of ``VecNormalize`` are not updated
+    :param seed: Seed of the episode; None continues the env's random numbers
+    :param deterministic: Whether a stochastic policy uses its mean
+    :param max_steps: Maximum number of agent steps; None plays to the end of the episode
+    :param width: Maximum width of the frames in pixels, >= 100. Wider frames are scaled down, because 1,600 frames of
+        600 x 400 pixels take a gigabyte. None keeps them as they are
+    :return: The episode
+    :raises ValueError: If an argument is not allowed, or the env does not render RGB arrays
     """
     env = _one_rendering_env(env)
     normalize = unwrap_vec_normalize(env)
     if normalize is None and model.get_vec_normalize_env() is not None:
-        raise ValueError("env has no VecNormalize, but the env of the model has: its observations would mean nothing")
+        raise ValueError("env has no VecNormalize, but the env of the model has one: it needs normalized observations")
     max_steps = None if max_steps is None else check_integer("max_steps", max_steps, low=1)
     width = None if width is None else check_integer("width", width, low=100)
     if seed is not None:
@@ -209,13 +196,13 @@ def record_episode(
         state, start, return_so_far = None, np.ones(1, dtype=bool), 0.0
         while not (frames and start[0]) and len(frames) != max_steps:
             n_env_steps.append(_count_env_steps(env, len(frames)))
-            frames.append(_picture(env, width))
+            frames.append(_render(env, width))
             action, state = model.predict(obs, state, start, deterministic)
-            # Some envs change the action in place
+            # Copy the action, because some envs change it in place
             actions.append(np.array(action[0]).ravel())
             obs, step_rewards, start, infos = env.step(action)
             reward = float((step_rewards if normalize is None else normalize.get_original_reward())[0])
-            # The Monitor knows the rewards below all other wrappers; at the episode's end it tells their sum
+            # The Monitor sees the rewards before all outer wrappers. At the end of the episode it reports their sum
             if monitored and ("episode" in infos[0] or not start[0]):
                 episode_return = infos[0]["episode"]["r"] if start[0] else sum(env.get_attr("rewards")[0])
                 reward = episode_return - return_so_far
@@ -226,16 +213,20 @@ def record_episode(
             normalize.training = was_training
     fps = float(env.get_attr("metadata")[0].get("render_fps") or _DEFAULT_FPS)
     if len(frames) > 1:
-        # Until the last picture: nothing tells how long a step is that an episode's end cuts short
+        # Count up to the last frame: the step after it may be shorter, if the episode ends in it
         fps *= (len(frames) - 1) / (n_env_steps[-1] - n_env_steps[0])
     return Recording(np.stack(frames), np.stack(actions), np.array(rewards), fps)
 
 
 def _count_env_steps(env: VecEnv, n_steps: int) -> int:
     """
-    :param env: the env, within an episode
-    :param n_steps: steps of the agent so far
-    :return: env steps so far: of all counts the highest, which is the lowest wrapper's
+    Return the number of env steps in the running episode.
+
+    Each wrapper counts the steps it sees, so the innermost one has the highest count.
+
+    :param env: The env
+    :param n_steps: Number of agent steps in the episode
+    :return: Number of env steps
     """
     counts = [n_steps]
     if env.env_is_wrapped(Monitor)[0]:
@@ -246,10 +237,7 @@ def _count_env_steps(env: VecEnv, n_steps: int) -> int:
 
 
 def _one_rendering_env(env: gym.Env | VecEnv) -> VecEnv:
-    """
-    :param env: what the caller gave
-    :return: a ``VecEnv`` of one env that can be asked for pictures
-    """
+    """Return the env as a ``VecEnv`` of one env that renders RGB arrays, or raise a ``ValueError``."""
     if isinstance(env, gym.Env):
         monitored = env if is_wrapped(env, Monitor) else Monitor(env)
         env = DummyVecEnv([lambda: monitored])
@@ -259,50 +247,26 @@ def _one_rendering_env(env: gym.Env | VecEnv) -> VecEnv:
         raise ValueError(f"env has num_envs={env.num_envs}, expected a VecEnv of one env")
     if env.render_mode != "rgb_array":
         raise ValueError(
-            f'env has render_mode={env.render_mode!r}, expected one made with render_mode="rgb_array", as '
+            f"env has render_mode={env.render_mode!r}, expected an env made with "
             'gym.make(env_id, render_mode="rgb_array")'
         )
     return env
 
 
-def _picture(env: VecEnv, width: int | None) -> np.ndarray:
+def _render(env: VecEnv, width: int | None) -> np.ndarray:
     """
-    :param env: the env
-    :param width: the largest width, in pixels; None: any
-    :return: what it looks like now, (height, width, 3) uint8
+    Return the env's current frame.
+
+    :param env: The env
+    :param width: Maximum width in pixels; None for no limit
+    :return: The frame, uint8 of shape (height, width, 3)
+    :raises ValueError: If the env renders anything else
     """
     (frame,) = env.get_images()
     if not (isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8):
         shape = getattr(frame, "shape", None)
-        raise ValueError(f"env drew {type(frame).__name__} of shape {shape}, expected (height, width, 3) uint8")
+        raise ValueError(f"env rendered {type(frame).__name__} of shape {shape}, expected (height, width, 3) uint8")
     if width is None or frame.shape[1] <= width:
         return frame
-    image = _import_pillow()
     size = (width, round(width * frame.shape[0] / frame.shape[1]))
-    return np.asarray(image.fromarray(frame).resize(size, image.Resampling.BILINEAR))
-
-
-def _import_pillow() -> Any:
-    """
-    :return: the module ``PIL.Image``
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(_MISSING.format("Pillow")) from error
-    return Image
-
-
-def _import_matplotlib() -> tuple[Any, Any]:
-    """
-    :return: the classes of figures and of their canvases without a window
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(_MISSING.format("Matplotlib")) from error
-    return Figure, FigureCanvasAgg
-
-
-_MISSING = 'Animations need {}: pip install "sb3-td3x[studies]"'
+    return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BILINEAR))

@@ -12,31 +12,32 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, sync_envs_norm
 
 from sb3_td3x.validation import check_integer, check_number
 
-# True while hyperparameters are tuned: trials are not checkpointed, and all of one length
+# True while hyperparameters are tuned. Trials are then not checkpointed, and all have the same length
 tuning: ContextVar[bool] = ContextVar("tuning", default=False)
 
 
 class StopWhenSolved(BaseCallback):
     """
-    Stop training when the mean return of the last evaluation episodes reaches a bar.
+    Stop training when the mean return of the last evaluation episodes reaches a threshold.
 
-    After each training episode one evaluation episode is played, with deterministic actions and the environment's own
-    reward. No random generator of the training is touched, so an agent is the same with and without this callback, but
-    for the moment it stops. For RL Zoo's ``callback:`` list::
+    One evaluation episode follows each training episode, with deterministic actions and the environment's own reward.
+    Evaluations use no random generator of the training, so this callback changes only when the training stops. Use it
+    in RL Zoo's ``callback:`` list::
 
         callback:
           - sb3_td3x.callbacks.StopWhenSolved:
               threshold: 200.0
 
-    While the zoo tunes hyperparameters it does nothing: a trial that ended before its evaluations would count as the
-    worst. ``StopTrainingOnRewardThreshold`` cannot stand there: it is the child of an ``EvalCallback``, and looks at a
-    single evaluation.
+    SB3's ``StopTrainingOnRewardThreshold`` does not work there: it must be the child of an ``EvalCallback``, and it
+    considers only one evaluation. During hyperparameter tuning this callback does nothing, because the zoo ranks a
+    trial that stops before its evaluations last.
 
-    :param threshold: The mean return at which the task counts as solved
-    :param window: Number of evaluation episodes that the mean is taken over; no stop before so many were played
-    :param eval_env: The environment to evaluate in, wrapped as the training environment is; it is seeded with the
-        model's seed. By default that of the ``EvalCallback`` that runs beside this callback, as in the zoo
+    :param threshold: Mean return at which the task counts as solved
+    :param window: Number of evaluation episodes in the mean. Training does not stop before that many
+    :param eval_env: Environment to evaluate in, wrapped like the training environment. It is seeded with the model's
+        seed. None uses the environment of the ``EvalCallback`` that runs in the same training, as in the zoo
     :param verbose: Verbosity level: 0 for no output, 1 for a message when solved
+    :raises ValueError: If an argument is not allowed
     """
 
     def __init__(
@@ -59,19 +60,19 @@ class StopWhenSolved(BaseCallback):
 
     def _init_callback(self) -> None:
         if self.model.num_timesteps == 0:
-            # Of another training, with the same callback
+            # A new training with the same callback
             self.returns.clear()
 
     def _on_training_start(self) -> None:
         if tuning.get():
             return
-        # Not at construction or in `_init_callback`: the zoo makes its EvalCallback after the callbacks of the YAML,
-        # and only the locals of `learn` know the list that both are in
+        # The zoo creates its EvalCallback after the callbacks of the YAML, and only the locals of `learn` contain the
+        # list with both, so look for it here
         if self.eval_env is None:
             eval_callback = _find_eval_callback(self.locals["callback"])
             if eval_callback is None:
                 raise ValueError(
-                    "eval_env=None is not allowed without an EvalCallback beside StopWhenSolved, "
+                    "eval_env=None is not allowed without an EvalCallback in the same training, "
                     "expected an environment, or in the zoo an --eval-freq > 0"
                 )
             self.eval_env = eval_callback.eval_env
@@ -101,10 +102,7 @@ class StopWhenSolved(BaseCallback):
 
 
 def _find_eval_callback(callback: BaseCallback | None) -> EvalCallback | None:
-    """
-    :param callback: a callback, maybe of several
-    :return: the first ``EvalCallback`` in it
-    """
+    """Return the first ``EvalCallback`` in a callback and its children."""
     if isinstance(callback, EvalCallback):
         return callback
     if isinstance(callback, CallbackList):

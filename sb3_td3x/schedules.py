@@ -1,4 +1,4 @@
-"""Learning rate schedules from what a user writes: numbers, functions, and strings in YAML."""
+"""Learning rate schedules from numbers, functions, and the strings that YAML files use."""
 
 import re
 from collections.abc import Callable
@@ -11,9 +11,11 @@ from sb3_td3x.validation import check_number
 
 class SimpleLinearSchedule:
     """
-    The zoo's linear schedule by the same name, for agents that were trained there: the same numbers without the zoo.
+    A learning rate that falls linearly to 0, as the zoo's class of the same name.
 
-    :param initial_value: the learning rate at the start; at the end it is 0
+    Agents trained with the zoo contain its class. This one loads them without the zoo.
+
+    :param initial_value: Learning rate at the start
     """
 
     def __init__(self, initial_value: float) -> None:
@@ -21,8 +23,10 @@ class SimpleLinearSchedule:
 
     def __call__(self, progress_remaining: float) -> float:
         """
-        :param progress_remaining: from 1 to 0
-        :return: the learning rate
+        Return the learning rate.
+
+        :param progress_remaining: Remaining fraction of the training, from 1 to 0
+        :return: The learning rate
         """
         return progress_remaining * self.initial_value
 
@@ -32,11 +36,13 @@ class SimpleLinearSchedule:
 
 def make_schedule(name: str, value: float | str | Callable[[float], float]) -> FloatSchedule:
     """
-    :param name: name of the argument, for the error
-    :param value: a number >= 0, a function of the progress remaining (from 1 to 0),
-        or the zoo's string for a linear schedule: ``lin_7e-4`` falls from 7e-4 to 0
-    :return: the schedule
-    :raises ValueError: the value, or that of the function at the start, is no learning rate
+    Build a learning rate schedule from an argument.
+
+    :param name: Name of the argument, for the error message
+    :param value: A number >= 0, a function of the remaining progress (from 1 to 0), or the zoo's string for a linear
+        schedule: ``lin_7e-4`` falls from 7e-4 to 0
+    :return: The schedule
+    :raises ValueError: If the value is none of these, or the function does not start with a number >= 0
     """
     if isinstance(value, str):
         match = re.fullmatch(r"lin_((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)", value)
@@ -55,11 +61,13 @@ def make_schedule(name: str, value: float | str | Callable[[float], float]) -> F
 
 def learning_rate_at(name: str, schedule: Callable[[float], float], progress_remaining: float) -> float:
     """
-    :param name: name of the argument, for the error
-    :param schedule: the schedule
-    :param progress_remaining: from 1 to 0
-    :return: its value then
-    :raises ValueError: that is no learning rate
+    Return the value of a schedule, after checking that it is a learning rate.
+
+    :param name: Name of the argument, for the error message
+    :param schedule: The schedule
+    :param progress_remaining: Remaining fraction of the training, from 1 to 0
+    :return: The learning rate
+    :raises ValueError: If the schedule fails, or its value is not a finite number >= 0
     """
     value: Any
     try:

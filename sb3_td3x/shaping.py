@@ -1,12 +1,13 @@
 """
-Reward shaping: what to learn from, where that differs from what the environment says.
+Reward shaping: hooks that change the rewards and terminations that an agent learns from.
 
-A hook is called once per vectorized step, before the transition enters the replay buffer, with a ``ShapingBatch``; it
-returns the rewards and the terminations to store. Episode statistics and evaluations stay raw.
+A hook is called once per vectorized step, before the transition enters the replay buffer. It receives a
+``ShapingBatch`` and returns the rewards and terminations to store. Episode statistics and evaluations use the
+environment's own rewards.
 
-With ``VecNormalize`` a hook sees unnormalized observations and rewards. The reward statistics come from the raw
-rewards, so shaped rewards are divided by the deviation of the *raw* returns; and the last observation of an episode
-may be one that ``VecNormalize`` has already clipped.
+With ``VecNormalize``, hooks see unnormalized observations and rewards. Its reward statistics come from the raw rewards,
+so shaped rewards are divided by the standard deviation of the *raw* returns. The last observation of an episode may
+already have been clipped by ``VecNormalize``.
 """
 
 import difflib
@@ -30,22 +31,22 @@ Observations = np.ndarray | dict[str, np.ndarray]
 @dataclass(frozen=True, eq=False)
 class ShapingBatch:
     """
-    One step of all environments, as the environments gave it. The arrays that a hook receives are read-only.
+    One step of all environments. The arrays that a hook receives are read-only.
 
     :param observations: Observations that the actions were chosen for, of shape (n_envs, ...);
         a dictionary of such arrays for Dict spaces
     :param actions: Actions as sent to the environment, in its own action space (not scaled to [-1, 1]),
         of shape (n_envs, *action_shape)
     :param rewards: Rewards of the environment, float32 of shape (n_envs,)
-    :param next_observations: Observations after the step; at the end of an episode its true last one,
-        not the first of the next episode
+    :param next_observations: Observations after the step. At the end of an episode this is the true last observation,
+        not the first one of the next episode
     :param terminations: Whether a terminal state was reached, bool of shape (n_envs,)
-    :param truncations: Whether the episode was cut off in a state that is not terminal (a time limit, say),
-        bool of shape (n_envs,); never True together with the termination
-    :param infos: The info dictionary of every environment
+    :param truncations: Whether the episode was cut off in a non-terminal state, such as by a time limit,
+        bool of shape (n_envs,). Never True where ``terminations`` is
+    :param infos: The info dictionary of each environment
     :param gamma: Discount factor of the algorithm
-    :param num_timesteps: Env timesteps of the training so far, of all environments, with this step; as
-        ``model.num_timesteps``
+    :param num_timesteps: Training timesteps of all environments so far, including this step
+        (``model.num_timesteps``)
     """
 
     observations: Observations
@@ -60,7 +61,7 @@ class ShapingBatch:
 
     @property
     def n_envs(self) -> int:
-        """Number of parallel environments"""
+        """Number of parallel environments."""
         return len(self.rewards)
 
 
@@ -70,8 +71,10 @@ Potential = Callable[[Observations], np.ndarray]
 
 class RewardShaping(ABC):
     """
-    Base class of the hooks. One that returns other terminations than it was given sets ``changes_terminations``,
-    so that it is refused at construction by algorithms whose replay buffer cannot store them.
+    Base class of reward shaping hooks.
+
+    Set ``changes_terminations`` in a hook that returns other terminations than it receives. The algorithm then refuses
+    it at construction if the replay buffer cannot store changed terminations.
     """
 
     changes_terminations: bool = False
@@ -79,33 +82,36 @@ class RewardShaping(ABC):
     @abstractmethod
     def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
         """
+        Return the rewards and terminations to learn from.
+
         :param batch: One step of all environments
-        :return: The rewards (numbers, finite in float32) and terminations (bool) to learn from, of shape (n_envs,).
-            An end of an episode that is returned as not terminal is stored as a truncation.
+        :return: Rewards (numbers, finite in float32) and terminations (bool), both of shape (n_envs,). If an episode
+            ends and its termination is returned as False, the end is stored as a truncation
         """
 
     def __repr__(self) -> str:
-        """The class with its public attributes: error messages name the hook by it"""
+        """Return the class name and public attributes, which error messages use to name the hook."""
         arguments = (f"{name}={_describe(value)}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 class FallPenalty(RewardShaping):
     """
-    A low reward marks a fall: it is replaced by a milder one and is terminal; all else is not terminal.
-    Made for BipedalWalker, where -100 for a fall dwarfs the reward of a step. Source: ``reward_func`` in the
-    training script that document 000 links to.
+    Treat every reward at or below a threshold as a fall, and replace it by a milder penalty.
 
-    An agent that has to pay for falls from the start may find that the safest is to stand still; one that pays too
-    little stays careless, since a discounted fall costs less than the return that is lost with it: let the price rise.
+    Falls are terminal; every other end of an episode is stored as a truncation. Made for BipedalWalker, where the
+    -100 for a fall is far larger than the reward of a step. Source: ``reward_func`` in the training script of document
+    000.
+
+    A high penalty from the start can teach the agent to stand still. A low one leaves it careless, because the
+    discounted cost of a fall is smaller than the return it loses. A penalty that rises during a warmup avoids both.
 
     :param threshold: Rewards at or below it are falls, in the unit of the environment's reward
-    :param penalty: Reward of a fall
-    :param initial_penalty: Reward of a fall at the start, where there is a warmup
-    :param warmup: Timesteps, as ``model.num_timesteps`` counts them (decisions, where a wrapper repeats actions), in
-        which the reward of a fall moves from ``initial_penalty`` to ``penalty``, linearly; 0: it is ``penalty`` from
-        the start. What is stored keeps the price of its time
-    :raises ValueError: if a reward is not finite, or the warmup no integer >= 0
+    :param penalty: Reward of a fall after the warmup
+    :param initial_penalty: Reward of a fall at the start of the warmup
+    :param warmup: Timesteps (``model.num_timesteps``) during which the reward of a fall changes linearly from
+        ``initial_penalty`` to ``penalty``; 0 uses ``penalty`` from the start. Stored transitions keep their reward
+    :raises ValueError: If a reward is not finite, or ``warmup`` is not an integer >= 0
     """
 
     changes_terminations = True
@@ -129,9 +135,8 @@ class RewardScale(RewardShaping):
     """
     Multiply the rewards by a constant.
 
-    :param scale: The constant, above 0: with 0 there is nothing to learn, and a negative one trains for the lowest
-        raw return, while evaluations and the best model go by the highest
-    :raises ValueError: if the scale is not finite or not above 0
+    :param scale: Factor, > 0. A negative factor would train the agent to minimize the return that evaluations maximize
+    :raises ValueError: If the factor is not finite or not above 0
     """
 
     def __init__(self, scale: float) -> None:
@@ -143,11 +148,13 @@ class RewardScale(RewardShaping):
 
 class RewardOffset(RewardShaping):
     """
-    Add a constant to the rewards. A negative one is a price of time, for agents that dawdle until the time limit. It
-    changes which policy is optimal (Ng, Harada and Russell 1999), so keep it small beside what there is to win.
+    Add a constant to the rewards.
 
-    :param offset: The constant, in the unit of the environment's reward
-    :raises ValueError: if it is not finite
+    A negative constant makes time costly, for agents that wait for the time limit. It can change which policy is
+    optimal (Ng, Harada and Russell 1999), so keep it small compared with the rewards of the task.
+
+    :param offset: Constant, in the unit of the environment's reward
+    :raises ValueError: If the constant is not finite
     """
 
     def __init__(self, offset: float) -> None:
@@ -159,15 +166,15 @@ class RewardOffset(RewardShaping):
 
 class ActionCost(RewardShaping):
     """
-    Take a price of each action off the rewards: r - w Σ_i |a_i|, for agents that spend more on their actions than the
-    undiscounted return is worth, such as BipedalWalker's torque: a discount rewards haste. An agent that still has to
-    learn what its actions are good for may find that the cheapest is to end the episode: let the price rise slowly.
+    Subtract a cost of each action from the rewards: r - w Σ_i |a_i|.
 
-    :param weight: w, >= 0, in the unit of the environment's reward for each unit of the action space
-    :param warmup: Timesteps, as ``model.num_timesteps`` counts them (decisions, where a wrapper repeats actions), in
-        which w rises from 0 to ``weight``, linearly; 0: it is ``weight`` from the start. What is stored keeps the price
-        of its time
-    :raises ValueError: if the weight is not finite or below 0, or the warmup no integer >= 0
+    Use it where an agent's actions cost more return than they gain, such as torque in BipedalWalker: discounting favors
+    speed over economy. A cost from the start can teach the agent to end episodes early; a warmup avoids that.
+
+    :param weight: w, >= 0, in units of reward per unit of the action space
+    :param warmup: Timesteps (``model.num_timesteps``) during which w rises linearly from 0 to ``weight``; 0 uses
+        ``weight`` from the start. Stored transitions keep their reward
+    :raises ValueError: If the weight is not finite or is negative, or ``warmup`` is not an integer >= 0
     """
 
     def __init__(self, weight: float, warmup: int = 0) -> None:
@@ -182,11 +189,11 @@ class ActionCost(RewardShaping):
 
 class RewardClip(RewardShaping):
     """
-    Clip the rewards.
+    Clip the rewards to an interval.
 
-    :param low: Lowest reward
-    :param high: Highest reward, above ``low`` (equal bounds would leave nothing to learn)
-    :raises ValueError: if one of them is not finite, or ``low`` is not below ``high``
+    :param low: Lower bound
+    :param high: Upper bound, above ``low``
+    :raises ValueError: If a bound is not finite, or ``low`` is not below ``high``
     """
 
     def __init__(self, low: float, high: float) -> None:
@@ -201,14 +208,14 @@ class RewardClip(RewardShaping):
 
 class PotentialShaping(RewardShaping):
     """
-    Add the discounted difference of a potential, r + γΦ(s') - Φ(s), which leaves the optimal policy as it is.
-    Φ is 0 in terminal states (else they would pay out Φ); an episode that was cut off ends with Φ of its last
-    observation, like every other step. Source: Ng, Harada and Russell, "Policy invariance under reward
-    transformations", ICML 1999.
+    Add the discounted difference of a potential, r + γΦ(s') - Φ(s), which keeps the optimal policy the same.
 
-    :param potential: Φ: maps a batch of observations to an array of shape (n_envs,). A function or other callable,
-        its dotted path, or ``{dotted path: keyword arguments}``
-    :raises ValueError: if the potential is none of these
+    Φ counts as 0 in terminal states, but not where an episode is truncated. Source: Ng, Harada and Russell, "Policy
+    invariance under reward transformations", ICML 1999.
+
+    :param potential: Φ, which maps a batch of observations to an array of shape (n_envs,). A callable, its dotted path,
+        or ``{dotted path: keyword arguments}``
+    :raises ValueError: If the potential is none of these
     """
 
     def __init__(self, potential: Potential | str | dict[str, Any]) -> None:
@@ -220,8 +227,8 @@ class PotentialShaping(RewardShaping):
         return batch.rewards + batch.gamma * after - before, batch.terminations
 
     def _evaluate(self, observations: Observations, n_envs: int) -> np.ndarray:
-        # In float64: two large potentials may differ by little. The shape is checked here because one such as
-        # (n_envs, 1) would broadcast with the rewards to (n_envs, n_envs).
+        # float64, because the difference of two large potentials may be small. A shape such as (n_envs, 1) would
+        # silently broadcast with the rewards to (n_envs, n_envs), so check it.
         potentials = np.asarray(self.potential(observations), dtype=np.float64)
         if potentials.shape != (n_envs,):
             raise ValueError(f"{self!r}: the potential has shape {potentials.shape}, expected ({n_envs},)")
@@ -230,11 +237,13 @@ class PotentialShaping(RewardShaping):
 
 class FunctionShaping(RewardShaping):
     """
-    Adapter for a plain function. Whether it changes terminations shows only when it runs, so
-    ``changes_terminations`` is False and says nothing here: compare what it returns with what it was given.
+    Use a plain function as a hook.
+
+    ``changes_terminations`` is False, although the function may change terminations: that is known only when it runs,
+    and is checked then.
 
     :param function: Maps a ``ShapingBatch`` to (rewards, terminations)
-    :raises ValueError: if it is not callable
+    :raises ValueError: If it is not callable
     """
 
     def __init__(self, function: ShapingFunction) -> None:
@@ -248,11 +257,12 @@ class FunctionShaping(RewardShaping):
 
 class ShapingChain(RewardShaping):
     """
-    Several hooks in order: each sees the rewards and terminations of the one before. An end of an episode that has
-    been declared not terminal is a truncation for the hooks that follow, one declared terminal is none.
+    Apply several hooks in order, each to the rewards and terminations that the previous one returned.
 
-    :param hooks: The hooks, each in any form that ``make_reward_shaping`` takes; at least one
-    :raises ValueError: if there are none, or one of them is not valid
+    If a hook changes a termination at the end of an episode, the following hooks see the truncation changed to match.
+
+    :param hooks: At least one hook, each in any form that ``make_reward_shaping`` accepts
+    :raises ValueError: If there is no hook, or one of them is not valid
     """
 
     def __init__(self, hooks: Sequence[Any]) -> None:
@@ -261,8 +271,8 @@ class ShapingChain(RewardShaping):
         self.hooks: list[RewardShaping] = []
         for spec in hooks:
             hook = _make_hook(spec)
-            # A chain within a chain is unrolled: it could not tell an end of an episode from a termination in the
-            # middle of one that an earlier hook has declared.
+            # Unroll nested chains: they could not tell the end of an episode from a termination that an earlier hook
+            # declared in the middle of one.
             self.hooks.extend(hook.hooks if isinstance(hook, ShapingChain) else [hook])
         self.changes_terminations = any(hook.changes_terminations for hook in self.hooks)
 
@@ -279,50 +289,49 @@ class ShapingChain(RewardShaping):
 
 
 def _warmed_up(batch: ShapingBatch, warmup: int) -> float:
-    """
-    :param batch: One step of all environments
-    :param warmup: Length of a warmup in env timesteps
-    :return: How much of it is over, from 0 to 1; 1 if there is none
-    """
+    """Return the completed fraction of a warmup, in [0, 1]; 1 without a warmup."""
     return min(1.0, batch.num_timesteps / warmup) if warmup else 1.0
 
 
 def make_reward_shaping(spec: Any) -> RewardShaping | None:
     """
-    Build the hook that the ``reward_shaping`` argument describes. From YAML in the zoo's notation for wrappers::
+    Build the hook that the ``reward_shaping`` argument describes.
+
+    In YAML, hooks are written as the zoo's wrappers are::
 
         reward_shaping:
           - sb3_td3x.shaping.FallPenalty: {threshold: -100.0, penalty: -1.0}
           - sb3_td3x.shaping.RewardScale: {scale: 5.0}
 
-    :param spec: None, a hook, a function of a ``ShapingBatch`` or other callable, a dotted path to one or to a class
-        of them, ``{path: keyword arguments or None}``, or a list of these, composed in order
-    :return: The hook, None if there is none
-    :raises ValueError: if it is none of these, a path leads nowhere or arguments do not fit
+    :param spec: None, a hook, a function of a ``ShapingBatch`` or other callable, the dotted path of a callable or of a
+        class of callables, ``{path: keyword arguments or None}``, or a list of these, applied in order
+    :return: The hook, or None for None
+    :raises ValueError: If ``spec`` is none of these, a path does not exist, or keyword arguments do not fit
     """
     return None if spec is None else _make_hook(spec)
 
 
 def check_built_in(spec: Any) -> None:
     """
-    Refuse a specification from a stranger's file that could import or call anything.
+    Check that a ``reward_shaping`` read from an untrusted file cannot import or call anything.
 
-    :param spec: as for ``make_reward_shaping``
-    :raises ValueError: it names something other than a hook of this module whose arguments are numbers
+    :param spec: As for ``make_reward_shaping``
+    :raises ValueError: If it names anything but a built-in hook whose arguments are numbers
     """
+    if spec is None or isinstance(spec, RewardShaping):
+        return
     if isinstance(spec, list | tuple):
         for hook in spec:
             check_built_in(hook)
         return
     name, kwargs = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
-    plain = {f"{__name__}.{hook.__name__}" for hook in OF_NUMBERS}
-    numbers = (kwargs or {}).values() if isinstance(kwargs, dict | None) else [kwargs]
-    if spec is None or isinstance(spec, RewardShaping):
-        return
-    if not (isinstance(name, str) and name in plain and all(isinstance(number, int | float) for number in numbers)):
+    # ``make_reward_shaping`` refuses keyword arguments that are not a dictionary before it imports anything
+    values = kwargs.values() if isinstance(kwargs, dict) else ()
+    allowed = {f"{__name__}.{hook.__name__}" for hook in OF_NUMBERS}
+    if not (isinstance(name, str) and name in allowed and all(isinstance(value, int | float) for value in values)):
         raise ValueError(
-            f"reward_shaping={_describe(spec)} is named by the agent's file, and may run any code. If it is what you "
-            "want, give it to load() by reward_shaping=..., or load with trusted=True"
+            f"reward_shaping={_describe(spec)} comes from the agent's file and could run any code. If you want it, "
+            "pass it to load() as reward_shaping=..., or load with trusted=True"
         )
 
 
@@ -330,30 +339,21 @@ def shape(hook: RewardShaping, batch: ShapingBatch) -> tuple[np.ndarray, np.ndar
     """
     Call a hook and check what it returns.
 
-    :param hook: The hook; it gets read-only views of the arrays and copies of the info dictionaries,
-        so that it cannot change what the environment gave
+    :param hook: The hook. It receives read-only views of the arrays and copies of the info dictionaries, so it cannot
+        change the originals
     :param batch: One step of all environments
     :return: Rewards (float32) and terminations (bool) as new arrays of shape (n_envs,)
-    :raises ValueError: if the hook returns other shapes or types, or a reward that is not finite in float32
+    :raises ValueError: If the hook returns other shapes or types, or a reward that is not finite in float32
     """
-    result = hook(
-        replace(
-            batch,
-            observations=_read_only(batch.observations),
-            actions=_read_only(batch.actions),
-            rewards=_read_only(batch.rewards),
-            next_observations=_read_only(batch.next_observations),
-            terminations=_read_only(batch.terminations),
-            truncations=_read_only(batch.truncations),
-            infos=deepcopy(list(batch.infos)),
-        )
-    )
+    arrays = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
+    views = {name: _read_only(getattr(batch, name)) for name in arrays}
+    result = hook(replace(batch, infos=deepcopy(list(batch.infos)), **views))
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise ValueError(f"{hook!r} returned {_summary(result)}, expected a pair (rewards, terminations)")
-    # Integers and booleans make rewards too; only a bool says without doubt what is terminal
+    # Rewards may be any real numbers; terminations must be booleans, because a float flag may be a misplaced reward
     raw_rewards = _checked_array(hook, "rewards", result[0], "biuf", "numbers", batch.n_envs)
     terminations = _checked_array(hook, "terminations", result[1], "b", "bool", batch.n_envs)
-    with np.errstate(over="ignore"):  # too large for float32: reported below
+    with np.errstate(over="ignore"):  # overflow is reported below
         rewards = raw_rewards.astype(np.float32)
     finite = np.isfinite(rewards)
     if not finite.all():
@@ -364,7 +364,7 @@ def shape(hook: RewardShaping, batch: ShapingBatch) -> tuple[np.ndarray, np.ndar
 
 
 def _read_only(array: Any) -> Any:
-    """A view that cannot be written to, of an array or of each array of a dictionary"""
+    """Return a read-only view of an array, or of each array in a dictionary."""
     if isinstance(array, dict):
         return {key: _read_only(value) for key, value in array.items()}
     view = array.view()
@@ -378,7 +378,7 @@ def _checked_array(
     try:
         array = np.asarray(value)
     except ValueError as error:  # a ragged list
-        raise ValueError(f"{hook!r} returned {quantity} that are no array: {error}") from error
+        raise ValueError(f"{hook!r} returned {quantity} that are not an array: {error}") from error
     if array.dtype.kind not in kinds or array.shape != (n_envs,):
         raise ValueError(f"{hook!r} returned {_summary(array)} as {quantity}, expected {expected} of shape ({n_envs},)")
     return array
@@ -391,7 +391,7 @@ def _summary(value: Any) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Like repr, but a function is named by its path instead of its address"""
+    """Return the value's ``repr``, but the dotted path of a function or class."""
     if isinstance(value, functools.partial):
         keywords = (f", {name}={_describe(keyword)}" for name, keyword in value.keywords.items())
         return _describe(value.func) + "".join(keywords)
@@ -409,10 +409,14 @@ def _make_hook(spec: Any) -> RewardShaping:
 
 def _resolve(argument: str, spec: Any) -> Callable[..., Any]:
     """
-    The callable that a specification stands for: a class is instantiated, a function gets its keyword arguments.
+    Return the callable that a specification describes.
 
-    :param argument: Name of the argument that the specification was given for, for error messages
-    :param spec: A callable, its dotted path, or a dictionary of one of them with keyword arguments (or None)
+    A class is instantiated with the keyword arguments; a function is bound to them.
+
+    :param argument: Name of the argument that the specification was passed as, for error messages
+    :param spec: A callable, its dotted path, or ``{callable or path: keyword arguments or None}``
+    :return: The callable
+    :raises ValueError: If the specification is none of these
     """
     target, kwargs = spec, None
     if isinstance(spec, dict):
@@ -427,7 +431,7 @@ def _resolve(argument: str, spec: Any) -> Callable[..., Any]:
     kwargs = dict(kwargs or {})
     if isinstance(target, str):
         target = _load(argument, target)
-    # dir() of a class leaves out the metaclass, which makes every class callable
+    # callable() is True for every class; dir() shows whether its instances have __call__
     if not ("__call__" in dir(target) if isinstance(target, type) else callable(target)):
         raise ValueError(
             f"{argument}={spec!r} is not allowed, expected a callable, a class of callables, "
@@ -443,7 +447,7 @@ def _resolve(argument: str, spec: Any) -> Callable[..., Any]:
 
 
 def _load(argument: str, path: str) -> Any:
-    """Import what a dotted path names; if there is no such thing, say what comes closest"""
+    """Return the object at a dotted path, or raise an error that suggests the closest match."""
     module_name, _, name = path.rpartition(".")
     built_in = BUILT_IN if argument == "reward_shaping" else ()
     candidates = {hook.__name__: f"{__name__}.{hook.__name__}" for hook in built_in}
@@ -455,7 +459,7 @@ def _load(argument: str, path: str) -> Any:
         reason = f"{module_name!r} has no {name!r}"
         callables = (key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         candidates.update({key: f"{module_name}.{key}" for key in callables})
-    except (ImportError, TypeError, ValueError) as error:  # the last two: no module in the path, or a relative one
+    except (ImportError, TypeError, ValueError) as error:  # the last two: a relative path, or a path without a module
         reason = str(error)
     closest = difflib.get_close_matches(name, candidates, n=1)
     hint = f"did you mean {candidates[closest[0]]!r}?" if closest else f"expected {' or '.join(allowed)}"
@@ -463,10 +467,10 @@ def _load(argument: str, path: str) -> Any:
 
 
 def _check_arguments(argument: str, spec: Any, target: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Refuse keyword arguments that a class does not take, or a function after its first argument (the batch)"""
+    """Check keyword arguments against the signature of a class, or of a function after its first argument."""
     try:
         signature = inspect.signature(target)
-    except ValueError:  # some callables written in C have none
+    except ValueError:  # some built-in callables have no signature
         return
     n_positional = 0 if isinstance(target, type) else 1
     try:
@@ -478,6 +482,6 @@ def _check_arguments(argument: str, spec: Any, target: Callable[..., Any], kwarg
         ) from error
 
 
-# Their arguments are numbers
+# Hooks whose arguments are numbers
 OF_NUMBERS = (FallPenalty, RewardScale, RewardOffset, RewardClip, ActionCost)
 BUILT_IN = (*OF_NUMBERS, PotentialShaping)

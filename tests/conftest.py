@@ -1,17 +1,17 @@
-"""What all tests share."""
+"""Settings for all tests."""
 
 import os
 import signal
 
-# Nothing here may open a window; before pygame is imported
+# Open no windows. This must be set before pygame is imported
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-# A shell starts jobs in the background with Ctrl-C ignored, which child processes would inherit
+# A shell ignores Ctrl-C in background jobs. Child processes would inherit this
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch as th
 
-# The machine's cores run tests side by side
+# pytest-xdist runs tests in parallel
 th.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The start-up hook that registers TD3X. Most tests use small stand-ins for the zoo and TD3X, in separate processes."""
+"""The import hook that registers TD3X with the zoo. Most tests use stand-ins for both, in separate processes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def site_dir(tmp_path: Path) -> Path:
 
 
 def run_python(folder: Path, code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python that sees ``folder`` and processes no start-up files; it must succeed."""
+    """Run code in a Python process that imports from ``folder`` but processes no start-up files."""
     process = subprocess.run(
         [sys.executable, "-S", *options, "-c", code],
         env={**os.environ, "SB3_TD3X_AUTOLOAD": "", "PYTHONPATH": str(folder), **environment},
@@ -53,14 +53,14 @@ def run_python(folder: Path, code: str, *options: str, **environment: str) -> su
 
 
 def test_start_up_files():
-    """Both files call the same function: one for Python up to 3.14, the other from 3.15 on."""
+    """Both files call the same function: the ``.pth`` file for Python up to 3.14, the ``.start`` file from 3.15."""
     assert (ROOT / "sb3_td3x.pth").read_text() == "import _sb3_td3x_autoload; _sb3_td3x_autoload.install()\n"
     entry_point = (ROOT / "sb3_td3x.start").read_text()
     assert entry_point == "_sb3_td3x_autoload:install\n"
     assert pkgutil.resolve_name(entry_point.strip()) is pkgutil.resolve_name("_sb3_td3x_autoload.install")
 
 
-def test_pth_registers_each_module_once_it_was_executed(site_dir: Path):
+def test_pth_registers_with_each_module_after_its_import(site_dir: Path):
     code = """
 import os, site
 site.addsitedir(os.getcwd())
@@ -79,7 +79,7 @@ for module in (rl_zoo3.utils, rl_zoo3.exp_manager):
 
 
 def test_start_up_imports_nothing(site_dir: Path):
-    # `import site` loads what Python loads at start, without processing start-up files
+    # `import site` imports what Python imports at start-up, but does not process start-up files
     code = """
 import site, sys
 before = set(sys.modules)
@@ -90,7 +90,7 @@ print(sorted(set(sys.modules) - before))
     assert run_python(site_dir, code).stdout.strip() == "['_sb3_td3x_autoload']"
 
 
-def test_install_is_idempotent_and_may_come_late(site_dir: Path):
+def test_install_works_twice_and_after_the_zoo_was_imported(site_dir: Path):
     code = """
 import rl_zoo3.utils
 import _sb3_td3x_autoload as autoload
@@ -105,7 +105,7 @@ print(zoo.calls)
     assert run_python(site_dir, code).stdout.splitlines() == ["1 TD3X", "['rl_zoo3.utils', 'rl_zoo3.exp_manager']"]
 
 
-def test_environment_variable_turns_it_off(site_dir: Path):
+def test_an_environment_variable_turns_it_off(site_dir: Path):
     code = """
 import _sb3_td3x_autoload as autoload
 autoload.install()
@@ -120,7 +120,7 @@ print(autoload.is_installed(), "td3x" in rl_zoo3.utils.ALGOS)
 
 @pytest.mark.parametrize("options", [(), ("-W", "error")], ids=["default", "warnings are errors"])
 @pytest.mark.parametrize("fault", ["raise OSError('no library')", "def register_algorithm(module): 1 / 0"])
-def test_failure_warns_once_and_never_stops_the_zoo(site_dir: Path, fault: str, options: tuple[str, ...]):
+def test_a_failure_warns_once_and_does_not_stop_the_zoo(site_dir: Path, fault: str, options: tuple[str, ...]):
     (site_dir / "sb3_td3x/zoo/register.py").write_text(fault)
     code = """
 import _sb3_td3x_autoload as autoload
@@ -134,13 +134,13 @@ print(rl_zoo3.utils.ALGOS, autoload.is_installed())
     assert "no library" in process.stderr or "division by zero" in process.stderr
 
 
-def test_missing_module_does_not_stop_python(site_dir: Path):
-    """If only the ``.pth`` file is left of a package, Python reports it and continues."""
+def test_a_pth_file_without_its_module_does_not_stop_python(site_dir: Path):
+    """Python itself reports the error and continues."""
     (site_dir / "_sb3_td3x_autoload.py").unlink()
     assert run_python(site_dir, "import os, site; site.addsitedir(os.getcwd()); print('on')").stdout.strip() == "on"
 
 
-def test_error_in_the_zoo_stays_the_zoos(site_dir: Path):
+def test_errors_of_the_zoo_are_not_changed(site_dir: Path):
     (site_dir / "rl_zoo3/utils.py").write_text("import no_such_module")
     code = """
 import _sb3_td3x_autoload as autoload
@@ -156,7 +156,7 @@ except ModuleNotFoundError as error:
 
 
 def test_other_algorithms_are_unchanged():
-    """Registration only adds td3x to the zoo's dictionaries."""
+    """TD3X only adds td3x to the zoo's dictionaries."""
     code = """
 import json, sys
 import _sb3_td3x_autoload as autoload

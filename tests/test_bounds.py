@@ -1,33 +1,18 @@
-"""Action bounds of all kinds: actions stay inside, stored ones within [-1, 1], noise is in units of half the range."""
+"""Actions stay inside any bounds, stored actions inside [-1, 1], and noise is in units of half the range."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny, vec_env
+from envs import CountingEnv, RecordingEnv, tiny_agent, vec_env
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noises import normal_noise
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
 from sb3_td3x import TD3X
-
-
-class RecordingEnv(CountingEnv):
-    """
-    Keeps the actions.
-
-    :param action_space: the action space
-    """
-
-    def __init__(self, action_space: spaces.Box) -> None:
-        super().__init__(action_space=action_space)
-        self.actions: list[np.ndarray] = []
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.actions.append(np.array(action))
-        return super().step(action)
 
 
 def box(low: Any, high: Any, dtype: type = np.float32) -> spaces.Box:
@@ -36,7 +21,7 @@ def box(low: Any, high: Any, dtype: type = np.float32) -> spaces.Box:
 
 @st.composite
 def action_spaces(draw: st.DrawFn) -> spaces.Box:
-    """Bounds of 1 or 17 dimensions, each its own, between -1e4 and 2e4, in float32 or float64."""
+    """Draw bounds between -1e4 and 2e4 for 1 or 17 dimensions, in float32 or float64."""
     n_dims = draw(st.sampled_from([1, 17]))
     dtype = draw(st.sampled_from([np.float32, np.float64]))
     lows = draw(st.lists(st.floats(-1e4, 1e4), min_size=n_dims, max_size=n_dims))
@@ -49,17 +34,17 @@ SPACES = {
     "[-3, 1], float64": box([-3.0], [1.0], np.float64),
     "per dimension": box([-3.0, -0.1, 7.0], [1.0, 0.1, 70.0]),
     "17 dimensions": box(-0.4 * np.ones(17), 0.4 * np.ones(17)),
-    "17 dimensions, each its own, float64": box(-np.arange(1, 18), 0.1 * np.arange(1, 18), np.float64),
-    "bounds that are no float32": box([-0.1, 0.1], [0.3, 0.7], np.float64),
+    "17 different dimensions, float64": box(-np.arange(1, 18), 0.1 * np.arange(1, 18), np.float64),
+    "bounds that float32 cannot represent": box([-0.1, 0.1], [0.3, 0.7], np.float64),
     "two axes": box([[-3.0, -0.1, 7.0], [0.0, 1.0, -9.0]], [[1.0, 0.1, 70.0], [1.0, 2.0, -8.0]]),
 }
 
 
 class WideNoise(ActionNoise):
     """
-    Noise that throws most actions out of [-1, 1].
+    Noise that moves most actions out of [-1, 1].
 
-    :param shape: an action's shape
+    :param shape: Shape of an action
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -74,14 +59,11 @@ class WideNoise(ActionNoise):
 
 
 def saturate(model: TD3X, signs: np.ndarray) -> None:
-    """
-    :param model: its actor gives ±1, whatever the observation is
-    :param signs: which of them in each dimension of the action
-    """
+    """Set the actor's weights so that its output is +1 or -1, with the given sign in each dimension."""
     with th.no_grad():
         for parameter in model.actor.parameters():
             parameter.zero_()
-        model.actor.mu[-2].bias.copy_(th.as_tensor(100.0 * signs.ravel()))  # type: ignore[operator]
+        model.actor.mu[-2].bias.copy_(th.as_tensor(100.0 * signs.ravel()))
 
 
 def assert_inside(action_space: spaces.Box, actions: np.ndarray) -> None:
@@ -91,28 +73,28 @@ def assert_inside(action_space: spaces.Box, actions: np.ndarray) -> None:
 
 def rollout(action_space: spaces.Box, n_steps: int = 12, **kwargs: Any) -> tuple[TD3X, np.ndarray, np.ndarray]:
     """
-    A short training in one env with a small network.
+    Train an agent for a few steps.
 
-    :param action_space: the action space
-    :param n_steps: number of steps, 4 of them random
-    :param kwargs: arguments of the constructor
-    :return: the agent, the executed actions, the stored actions; (n_steps, ...)
+    :param action_space: The action space
+    :param n_steps: Number of steps; the first 4 have random actions
+    :param kwargs: Constructor arguments
+    :return: The agent, the executed actions and the stored actions, of shape (n_steps, ...)
     """
-    env = RecordingEnv(action_space)
-    model = TD3X("MlpPolicy", vec_env(env), **tiny(**{"learning_starts": 4, "seed": None, **kwargs}))
+    env = RecordingEnv(action_space=action_space)
+    model = tiny_agent(vec_env(env), **{"learning_starts": 4, "seed": None, **kwargs})
     model.learn(n_steps)
     return model, np.array(env.actions), model.replay_buffer.actions[:n_steps, 0]
 
 
 def assert_stored_as_executed(action_space: spaces.Box, executed: np.ndarray, stored: np.ndarray) -> None:
-    """Stored actions lie within [-1, 1] and are the executed ones, up to rounding."""
+    """Assert that stored actions are inside [-1, 1] and equal the executed ones up to rounding."""
     assert stored.min() >= -1
     assert stored.max() <= 1
     low, high = action_space.low.astype(np.float64), action_space.high.astype(np.float64)
-    centre, radius = (low + high) / 2, (high - low) / 2
-    # float32 rounds in units of the bounds
+    center, radius = (low + high) / 2, (high - low) / 2
+    # The rounding error of float32 is relative to the bounds
     atol = 4 * np.finfo(np.float32).eps * (1 + np.maximum(abs(low), abs(high)) / radius)
-    difference = stored.reshape(executed.shape) - (executed - centre) / radius
+    difference = stored.reshape(executed.shape) - (executed - center) / radius
     assert (abs(difference) <= atol).all()
 
 
@@ -121,7 +103,7 @@ def assert_stored_as_executed(action_space: spaces.Box, executed: np.ndarray, st
 def test_actions_of_any_bounds_are_inside_and_stored_scaled(
     action_space: spaces.Box, noisy: bool, stochastic: bool
 ) -> None:
-    """Random ones, the policy's and those with much noise; of a stochastic policy as well."""
+    """With and without noise, for a deterministic and a stochastic policy."""
     model, executed, stored = rollout(
         action_space,
         action_noise=WideNoise(action_space.shape) if noisy and not stochastic else None,
@@ -137,9 +119,9 @@ def test_actions_of_any_bounds_are_inside_and_stored_scaled(
 
 @settings(max_examples=40, deadline=None)
 @given(action_space=action_spaces(), seed=st.integers(0, 1000))
-def test_saturated_policy_gives_the_bounds_and_not_beyond(action_space: spaces.Box, seed: int) -> None:
-    """A tanh of 1 scaled to the bounds must not step over them by a rounding error, nor stop before."""
-    model = TD3X("MlpPolicy", vec_env(CountingEnv(action_space=action_space)), **tiny(seed=None))
+def test_a_saturated_policy_reaches_the_bounds_exactly(action_space: spaces.Box, seed: int) -> None:
+    """A rounding error must not move the action outside the bounds."""
+    model = tiny_agent(vec_env(CountingEnv(action_space=action_space)), seed=None)
     signs = np.random.default_rng(seed).choice([-1, 1], action_space.shape)
     saturate(model, signs)
     action, _ = model.predict(np.zeros(2, np.float32))
@@ -149,18 +131,18 @@ def test_saturated_policy_gives_the_bounds_and_not_beyond(action_space: spaces.B
     assert (abs(action - expected) <= 4 * np.finfo(np.float32).eps * scale).all()
 
 
+@pytest.mark.lowest_sb3
 @pytest.mark.parametrize("case", SPACES)
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_long_training_stays_inside(case: str, stochastic: bool, n_envs: int) -> None:
-    """While it learns and with several envs, on bounds of the kinds that matter most."""
+def test_actions_stay_inside_during_a_training(case: str, stochastic: bool, n_envs: int) -> None:
     action_space = SPACES[case]
-    envs = [RecordingEnv(action_space) for _ in range(n_envs)]
-    model = TD3X(
-        "MlpPolicy",
+    envs = [RecordingEnv(action_space=action_space) for _ in range(n_envs)]
+    model = tiny_agent(
         vec_env(*envs),
         action_noise=None if stochastic else WideNoise(action_space.shape),
-        **tiny(policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic}, learning_rate=0.01),
+        policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
+        learning_rate=0.01,
     )
     model.learn(60)
     for idx, env in enumerate(envs):
@@ -169,15 +151,14 @@ def test_long_training_stays_inside(case: str, stochastic: bool, n_envs: int) ->
         assert_inside(action_space, executed)
         assert_stored_as_executed(action_space, executed, model.replay_buffer.actions[: 60 // n_envs, idx])
     if not stochastic:
-        # The noise was wide: both bounds are reached, and clipping is what keeps actions inside
+        # The noise is so wide that actions reach both bounds
         actions = np.concatenate([env.actions for env in envs])[10:]
         np.testing.assert_allclose(actions.min(0), action_space.low, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(actions.max(0), action_space.high, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_noise_in_double_precision_leaves_actions_inside(dtype: type) -> None:
-    """``NormalActionNoise(..., dtype=np.float64)`` must not hand a float32 space actions that it doesn't contain."""
+def test_noise_in_float64_keeps_actions_inside_a_float32_space(dtype: type) -> None:
     action_space = box([-3.0], [1.0])
     noise = NormalActionNoise(np.zeros(1), np.ones(1), dtype=dtype)
     _, executed, stored = rollout(action_space, n_steps=50, action_noise=noise)
@@ -185,25 +166,22 @@ def test_noise_in_double_precision_leaves_actions_inside(dtype: type) -> None:
     assert_stored_as_executed(action_space, executed, stored)
 
 
-def centred_actions(
+def executed_noise(
     action_space: spaces.Box, noise: ActionNoise | None, n_envs: int, n_actions: int = 4000, **kwargs: Any
 ) -> np.ndarray:
     """
-    Actions of a policy that gives the centre always, plus noise.
+    Return the noise in the executed actions of a policy whose output is always the center of the bounds.
 
-    :param action_space: the action space
-    :param noise: the noise
-    :param n_envs: number of envs
-    :param n_actions: number of actions, of all envs together
-    :param kwargs: arguments of the constructor
-    :return: the executed actions, relative to the centre in units of half the range
+    :param action_space: The action space
+    :param noise: The noise
+    :param n_envs: Number of envs
+    :param n_actions: Number of actions of all envs together
+    :param kwargs: Constructor arguments
+    :return: The executed actions relative to the center, in units of half the range
     """
-    envs = [RecordingEnv(action_space) for _ in range(n_envs)]
-    model = TD3X(
-        "MlpPolicy",
-        vec_env(*envs),
-        action_noise=noise,
-        **tiny(learning_starts=0, gradient_steps=0, train_freq=100, **kwargs),
+    envs = [RecordingEnv(action_space=action_space) for _ in range(n_envs)]
+    model = tiny_agent(
+        vec_env(*envs), action_noise=noise, learning_starts=0, gradient_steps=0, train_freq=100, **kwargs
     )
     with th.no_grad():
         for parameter in model.actor.parameters():
@@ -216,19 +194,19 @@ def centred_actions(
 
 
 @pytest.mark.parametrize("case", SPACES)
-def test_deviation_of_the_executed_noise_is_sigma_times_half_the_range(case: str) -> None:
-    """0.2 in every dimension, whatever its bounds (document 002's ``expl_noise``, 000's ``max_action`` made right)."""
+def test_executed_noise_has_the_standard_deviation_sigma_times_half_the_range(case: str) -> None:
+    """As document 002's ``expl_noise``, and 000's ``max_action`` for symmetric bounds."""
     action_space = SPACES[case]
     noise = NormalActionNoise(np.zeros(action_space.shape), 0.2 * np.ones(action_space.shape))
-    actions = centred_actions(action_space, noise, n_envs=4)
+    actions = executed_noise(action_space, noise, n_envs=4)
     np.testing.assert_allclose(actions.mean(0), 0.0, atol=0.02)
     np.testing.assert_allclose(actions.std(0), 0.2, rtol=0.06)
 
 
-def test_each_dimension_may_have_its_own_noise() -> None:
-    """σ = (0, 0.1, 0.3) on bounds of three widths, scaled by the floor of the decay."""
+def test_each_dimension_can_have_another_noise() -> None:
+    """σ = (0, 0.1, 0.3), scaled by the minimum of the decay."""
     noise = NormalActionNoise(np.array([0.0, 0.1, -0.1]), np.array([0.0, 0.1, 0.3]))
-    actions = centred_actions(
+    actions = executed_noise(
         SPACES["per dimension"], noise, n_envs=4, action_noise_decay=1e-9, action_noise_min_scale=0.5
     )[1:]
     np.testing.assert_allclose(actions.mean(0), [0.0, 0.05, -0.05], atol=0.01)
@@ -236,27 +214,24 @@ def test_each_dimension_may_have_its_own_noise() -> None:
 
 
 def test_correlated_noise_is_scaled_too() -> None:
-    """Ornstein-Uhlenbeck noise: relative to the bounds the same for all of them."""
+    """Ornstein-Uhlenbeck noise is the same for all bounds, relative to them."""
     action_space = SPACES["[-3, 1]"]
     narrow = box([-1.0], [1.0])
     results = []
     for space in (action_space, narrow):
         noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.5 * np.ones(1))
-        results.append(centred_actions(space, noise, n_envs=1, n_actions=300))
-    # The same seed draws the same noise
+        results.append(executed_noise(space, noise, n_envs=1, n_actions=300))
+    # Both trainings use the same seed
     np.testing.assert_allclose(results[0], results[1], atol=1e-6)
     assert np.std(results[0]) > 0.01
 
 
 @pytest.mark.parametrize("case", ["[-3, 1]", "[-3, 1], float64"])
-def test_bounds_are_nothing_that_learning_sees(case: str) -> None:
-    """
-    Critics, smoothing and noise live in the scaled space: where the env's answer does not depend on the actions, bounds
-    of [-3, 1] and [-1, 1] learn the same parameters from the same seed.
-    """
+def test_bounds_do_not_change_what_is_learned(case: str) -> None:
+    """Critics, smoothing and noise use scaled actions. In ``CountingEnv``, actions change nothing else."""
     models = []
     for action_space in (SPACES[case], box([-1.0], [1.0])):
-        noise = NormalActionNoise(np.zeros(1), 0.3 * np.ones(1))
+        noise = normal_noise(0.3)
         model, _, _ = rollout(
             action_space,
             n_steps=60,
@@ -271,19 +246,16 @@ def test_bounds_are_nothing_that_learning_sees(case: str) -> None:
         np.testing.assert_allclose(value.numpy(), expected[key].numpy(), rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-def test_stochastic_actor_s_samples_fill_the_bounds() -> None:
-    """A wide squashed Gaussian comes near both bounds of every dimension, never beyond, and its mean is the centre."""
+def test_samples_of_a_stochastic_actor_extend_to_the_bounds() -> None:
     action_space = SPACES["per dimension"]
-    env = RecordingEnv(action_space)
-    model = TD3X(
-        "MlpPolicy",
-        vec_env(env),
-        **tiny(learning_starts=0, gradient_steps=0, policy_kwargs={"net_arch": [8], "stochastic_actor": True}),
+    env = RecordingEnv(action_space=action_space)
+    model = tiny_agent(
+        vec_env(env), learning_starts=0, gradient_steps=0, policy_kwargs={"net_arch": [8], "stochastic_actor": True}
     )
     with th.no_grad():
         for parameter in model.actor.parameters():
             parameter.zero_()
-        model.actor.log_std.bias.fill_(1.0)  # type: ignore[union-attr, operator]
+        model.actor.log_std.bias.fill_(1.0)
     model.learn(300)
     assert_inside(action_space, np.array(env.actions))
     span = action_space.high - action_space.low

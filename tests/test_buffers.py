@@ -1,4 +1,4 @@
-"""The replay buffer against SB3's."""
+"""The replay buffer compared with SB3's."""
 
 import pickle
 import warnings
@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import CountingEnv, tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
 
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
@@ -47,12 +45,14 @@ SPACES: dict[str, spaces.Space] = {
 }
 
 
-def make(cls: type[ReplayBuffer], size: int = 20, n_envs: int = 1, space: spaces.Space = OBS, **kwargs: Any) -> Any:
+def make_buffer(
+    cls: type[ReplayBuffer], size: int = 20, n_envs: int = 1, space: spaces.Space = OBS, **kwargs: Any
+) -> Any:
     return cls(size, space, ACTION, "cpu", n_envs, **kwargs)
 
 
 def observations(space: spaces.Space, n_envs: int, rng: np.random.Generator) -> Any:
-    """Observations of vectorized envs."""
+    """Draw an observation of each of several envs."""
     if isinstance(space, spaces.Dict):
         return {key: observations(part, n_envs, rng) for key, part in space.spaces.items()}
     space.seed(int(rng.integers(2**31)))
@@ -70,12 +70,12 @@ def fill(buffer: ReplayBuffer, steps: int) -> None:
 
 
 def parts(value: Any) -> dict[str, Any]:
-    """An array or tensor, or each of a dictionary."""
+    """Return a dictionary of arrays unchanged, and a single array as a dictionary."""
     return value if isinstance(value, dict) else {"": value}
 
 
 def assert_same_batches(expected: Any, actual: Any, tolerance: float = 0.0) -> None:
-    """After the cast that the networks do."""
+    """Assert that batches are equal after the cast to float32, which the networks need."""
     for name, value in expected._asdict().items():
         if value is None:
             continue
@@ -96,11 +96,11 @@ def batches(buffer: Any, env: VecNormalize | None = None) -> list[Any]:
 @pytest.mark.parametrize("kwargs", [{}, {"handle_timeout_termination": False}, SMALL_MEMORY])
 @pytest.mark.parametrize("space", SPACES)
 def test_same_contents_and_batches_as_sb3(space: str, n_envs: int, steps: int, kwargs: dict[str, Any]) -> None:
-    """Half full, full, and overwriting the oldest; a seed draws the same batches."""
+    """With a partly filled buffer, a full one, and one that overwrites the oldest transitions."""
     if space == "dict" and kwargs == SMALL_MEMORY:
         pytest.skip("SB3 has no such replay buffer")
     cls = DictReplayBuffer if space == "dict" else ReplayBuffer
-    sb3, packed = (make(it, 20 * n_envs, n_envs, SPACES[space], **kwargs) for it in (cls, PackedReplayBuffer))
+    sb3, packed = (make_buffer(it, 20 * n_envs, n_envs, SPACES[space], **kwargs) for it in (cls, PackedReplayBuffer))
     for buffer in (sb3, packed):
         fill(buffer, steps)
     assert (packed.pos, packed.full, packed.size()) == (sb3.pos, sb3.full, sb3.size())
@@ -122,9 +122,9 @@ def test_same_contents_and_batches_as_sb3(space: str, n_envs: int, steps: int, k
 )
 @settings(deadline=None, max_examples=80)
 def test_same_n_step_returns_as_sb3(n_steps: int, steps: int, n_envs: int, gamma: float, timeouts: bool) -> None:
-    """Across the end of the memory, terminations, time-outs and the newest step."""
+    """Across the end of the arrays, terminations, time-outs and the newest step."""
     kwargs = {"n_steps": n_steps, "gamma": gamma, "handle_timeout_termination": timeouts}
-    sb3, packed = (make(cls, 12 * n_envs, n_envs, **kwargs) for cls in (NStepReplayBuffer, PackedReplayBuffer))
+    sb3, packed = (make_buffer(cls, 12 * n_envs, n_envs, **kwargs) for cls in (NStepReplayBuffer, PackedReplayBuffer))
     for buffer in (sb3, packed):
         fill(buffer, steps)
     for expected, actual in zip(batches(sb3), batches(packed), strict=True):
@@ -132,27 +132,22 @@ def test_same_n_step_returns_as_sb3(n_steps: int, steps: int, n_envs: int, gamma
 
 
 @pytest.mark.parametrize("steps", [4, 33])
-def test_n_step_returns_of_dictionaries_and_of_observations_stored_once(steps: int) -> None:
-    """SB3 has neither: the same sums as for vectors, and where an episode goes on the same observations."""
+def test_n_step_returns_of_dictionaries_and_memory_optimized_buffers(steps: int) -> None:
+    """SB3 supports neither, so compare with the n-step returns of vectors."""
     kwargs = {"n_steps": 3, "handle_timeout_termination": False}
-    plain, once = (make(PackedReplayBuffer, 20, 1, **kwargs, **extra) for extra in ({}, SMALL_MEMORY_ONLY))
-    dictionary = make(PackedReplayBuffer, 20, 1, spaces.Dict({"a": OBS}), **kwargs)
+    plain, once = (make_buffer(PackedReplayBuffer, 20, 1, **kwargs, **extra) for extra in ({}, SMALL_MEMORY_ONLY))
+    dictionary = make_buffer(PackedReplayBuffer, 20, 1, spaces.Dict({"a": OBS}), **kwargs)
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(1, 5))
     for _ in range(steps):
-        next_obs, action, reward, done = (
-            rng.normal(size=(1, 5)),
-            np.zeros((1, 2)),
-            rng.normal(size=1),
-            rng.random(1) < 0.2,
-        )
-        plain.add(obs, next_obs, action, reward, done, [{}])
-        once.add(obs, next_obs, action, reward, done, [{}])
-        dictionary.add({"a": obs}, {"a": next_obs}, action, reward, done, [{}])
+        next_obs, rest = rng.normal(size=(1, 5)), (np.zeros((1, 2)), rng.normal(size=1), rng.random(1) < 0.2, [{}])
+        plain.add(obs, next_obs, *rest)
+        once.add(obs, next_obs, *rest)
+        dictionary.add({"a": obs}, {"a": next_obs}, *rest)
         obs = next_obs
     indices = th.arange(min(steps, 20))
     if steps > 20:
-        # The oldest step holds the newest observation
+        # The oldest step contains the newest observation
         indices = indices[indices != once.pos]
     expected, actual, of_dictionary = (it.gather(it.blocks_on_device(), indices) for it in (plain, once, dictionary))
     assert_same_batches(expected, actual)
@@ -162,10 +157,10 @@ def test_n_step_returns_of_dictionaries_and_of_observations_stored_once(steps: i
 
 
 def normalized_env(space: spaces.Space, **kwargs: Any) -> VecNormalize:
-    """With statistics as of large numbers that hardly differ."""
+    """Make an env with statistics of large values with a small standard deviation."""
     env = CountingEnv(action_space=ACTION)
-    env.observation_space = space  # type: ignore[assignment]
-    env.reset = lambda **_: (space.sample(), {})  # type: ignore[method-assign]
+    env.observation_space = space
+    env.reset = lambda **_: (space.sample(), {})
     vec_normalize = VecNormalize(DummyVecEnv([lambda: env]), **kwargs)
     statistics: list[RunningMeanStd] = [vec_normalize.ret_rms, *parts(getattr(vec_normalize, "obs_rms", {})).values()]
     for rms in statistics:
@@ -186,14 +181,14 @@ def normalized_env(space: spaces.Space, **kwargs: Any) -> VecNormalize:
     ],
 )
 def test_same_batches_as_sb3_with_vec_normalize(space: spaces.Space, kwargs: dict[str, Any], n_steps: int) -> None:
-    """Means of 1e4 and deviations of 1e-2: SB3 normalizes in float64."""
+    """Means of 1e4 and deviations of 1e-2 need float64, in which SB3 normalizes."""
     env = normalized_env(space, **kwargs)
-    model = TD3X("MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy", env, **tiny(n_steps=n_steps))
+    model = tiny_agent(env, "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy", n_steps=n_steps)
     packed = model.replay_buffer
     if isinstance(space, spaces.Dict) and n_steps > 1:
         pytest.skip("SB3 has no such replay buffer")
     cls = DictReplayBuffer if isinstance(space, spaces.Dict) else ReplayBuffer if n_steps == 1 else NStepReplayBuffer
-    sb3 = make(cls, 1000, 1, space, **({"n_steps": n_steps, "gamma": 0.99} if n_steps > 1 else {}))
+    sb3 = make_buffer(cls, 1000, 1, space, **({"n_steps": n_steps, "gamma": 0.99} if n_steps > 1 else {}))
     for buffer in (sb3, packed):
         rng = np.random.default_rng(0)
         for _ in range(30):
@@ -212,9 +207,9 @@ def parts_of(space: spaces.Space) -> dict[str, spaces.Space]:
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
 
-def test_statistics_are_those_of_the_moment() -> None:
+def test_batches_are_normalized_with_the_current_statistics() -> None:
     env = normalized_env(spaces.Box(-np.inf, np.inf, (3,), np.float64))
-    buffer = make(PackedReplayBuffer, 10, 1, env.observation_space)
+    buffer = make_buffer(PackedReplayBuffer, 10, 1, env.observation_space)
     buffer.add(np.full((1, 3), 2.0), np.zeros((1, 3)), np.zeros((1, 2)), np.ones(1), np.zeros(1), [{}])
     for mean in (1.0, 0.5):
         env.obs_rms.mean[:] = mean
@@ -223,10 +218,10 @@ def test_statistics_are_those_of_the_moment() -> None:
 
 
 def test_infos_with_an_array_of_time_outs() -> None:
-    """As SB3's replay buffer takes them."""
+    """SB3's replay buffer accepts them."""
     flags = np.array([[True, False], [False, True]])
     for cls in (ReplayBuffer, PackedReplayBuffer):
-        buffer = make(cls, 20, 2)
+        buffer = make_buffer(cls, 20, 2)
         obs = np.zeros((2, 2, 5))
         infos = [[{"TimeLimit.truncated": row}] for row in flags]
         buffer.extend(obs, obs, np.zeros((2, 2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), infos)
@@ -234,14 +229,14 @@ def test_infos_with_an_array_of_time_outs() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
-def test_memory_is_sb3_s(kwargs: dict[str, Any]) -> None:
-    packed, sb3 = make(PackedReplayBuffer, 1000, **kwargs), make(ReplayBuffer, 1000, **kwargs)
+def test_memory_equals_that_of_sb3(kwargs: dict[str, Any]) -> None:
+    packed, sb3 = make_buffer(PackedReplayBuffer, 1000, **kwargs), make_buffer(ReplayBuffer, 1000, **kwargs)
     size = sum(block.nbytes for block in packed.blocks.values())
     assert size == sum(getattr(sb3, name).nbytes for name in ARRAYS if hasattr(sb3, name))
 
 
 def test_memory_for_halfcheetah() -> None:
-    """Its observations are float64; SB3 stores them as they are."""
+    """SB3 stores its observations in float64."""
     space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
     own, sb3 = (cls(1000, space, spaces.Box(-1, 1, (6,)), "cpu") for cls in (PackedReplayBuffer, ReplayBuffer))
     assert sum(block.nbytes for block in own.blocks.values()) == 172 * 1000
@@ -249,13 +244,13 @@ def test_memory_for_halfcheetah() -> None:
 
 
 def as_on_a_gpu(buffer: PackedReplayBuffer) -> PackedReplayBuffer:
-    """With a copy of the memory."""
+    """Give a buffer on the CPU a copy of its data, as it has on a GPU."""
     buffer.blocks_on_device()
     buffer._device_blocks = {name: th.zeros_like(block) for name, block in buffer._host_blocks.items()}
     return buffer
 
 
-def assert_copy_follows(buffer: PackedReplayBuffer) -> None:
+def assert_copy_is_current(buffer: PackedReplayBuffer) -> None:
     blocks = buffer.blocks_on_device()
     assert blocks is not buffer._host_blocks
     for name, block in blocks.items():
@@ -264,12 +259,12 @@ def assert_copy_follows(buffer: PackedReplayBuffer) -> None:
 
 @pytest.mark.parametrize("space", ["float64", "dict"])
 @pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
-def test_copy_on_a_device_follows(kwargs: dict[str, Any], space: str) -> None:
-    """What is added between two batches, across the end of the memory and more than once around it, and assigned."""
-    buffer = as_on_a_gpu(make(PackedReplayBuffer, 12, 2, SPACES[space], **kwargs))
+def test_copy_on_a_device_is_updated(kwargs: dict[str, Any], space: str) -> None:
+    """After transitions were added, up to several times around the buffer, and after arrays were assigned."""
+    buffer = as_on_a_gpu(make_buffer(PackedReplayBuffer, 12, 2, SPACES[space], **kwargs))
     for steps in (1, 0, 4, 3, 5, 20, 2):
         fill(buffer, steps)
-        assert_copy_follows(buffer)
+        assert_copy_is_current(buffer)
     buffer.rewards = np.full((6, 2), 3.0)
     assert (buffer.sample(4).rewards == 3).all()
     buffer.rewards[:] = 4
@@ -280,21 +275,21 @@ def test_copy_on_a_device_follows(kwargs: dict[str, Any], space: str) -> None:
 
 @pytest.mark.parametrize("kwargs", [{}, SMALL_MEMORY])
 @pytest.mark.parametrize("steps", [1, 6, 9])
-def test_copy_on_a_device_has_the_marks_of_episodes_that_were_cut_short(kwargs: dict[str, Any], steps: int) -> None:
-    """SB3 and checkpoints mark them in the arrays before the next episode begins, after the step was sent."""
-    buffer = as_on_a_gpu(make(PackedReplayBuffer, 12, 2, **kwargs))
+def test_copy_on_a_device_is_updated_for_interrupted_episodes(kwargs: dict[str, Any], steps: int) -> None:
+    """SB3 and checkpoints mark their end in the arrays after the step was copied to the device."""
+    buffer = as_on_a_gpu(make_buffer(PackedReplayBuffer, 12, 2, **kwargs))
     fill(buffer, steps)
     buffer.blocks_on_device()
     buffer.dones[buffer.pos - 1] = True
     fill(buffer, 1)
-    assert_copy_follows(buffer)
+    assert_copy_is_current(buffer)
 
 
-def test_stays_in_the_computer_s_memory_where_the_device_has_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_stays_on_the_host_if_the_device_has_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise th.cuda.OutOfMemoryError
 
-    buffer = make(PackedReplayBuffer)
+    buffer = make_buffer(PackedReplayBuffer)
     fill(buffer, 6)
     expected = buffer.sample(4)
     buffer._device_blocks = None
@@ -308,24 +303,24 @@ def test_stays_in_the_computer_s_memory_where_the_device_has_too_little(monkeypa
         buffer.sample(4)
 
 
-def test_warns_of_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_of_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     psutil = pytest.importorskip("psutil")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.warns(UserWarning, match=r"will take 0\.00 GB of memory"):
-        make(PackedReplayBuffer)
+        make_buffer(PackedReplayBuffer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make(PackedReplayBuffer, 5)
+        make_buffer(PackedReplayBuffer, 5)
 
 
-def test_time_outs_cannot_be_told_where_observations_are_stored_once() -> None:
+def test_memory_optimized_buffer_refuses_timeouts() -> None:
     with pytest.raises(ValueError, match=r"handle_timeout_termination=True is not allowed"):
-        make(PackedReplayBuffer, optimize_memory_usage=True)
+        make_buffer(PackedReplayBuffer, optimize_memory_usage=True)
 
 
 def test_arrays_stay_views_of_the_rows() -> None:
-    """Written to, assigned, copied and unpickled, as SB3's own arrays may be."""
-    buffer = make(PackedReplayBuffer)
+    """After they were written to, assigned, and unpickled."""
+    buffer = make_buffer(PackedReplayBuffer)
     fill(buffer, 4)
     buffer.rewards[0] = 7
     buffer.observations = np.full((20, 1, 5), 2.0)
@@ -338,17 +333,3 @@ def test_arrays_stay_views_of_the_rows() -> None:
     loaded.rewards[:] = 9
     assert (loaded.sample(4).rewards == 9).all()
     assert buffer.rewards[0] == 7
-
-
-def test_default_where_it_applies() -> None:
-    assert isinstance(TD3X("MlpPolicy", CountingEnv(), **tiny()).replay_buffer, PackedReplayBuffer)
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(n_steps=2, gamma=0.5))
-    assert isinstance(model.replay_buffer, PackedReplayBuffer)
-    assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (2, 0.5)
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(replay_buffer_class=ReplayBuffer))
-    assert type(model.replay_buffer) is ReplayBuffer
-    small_memory = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
-    buffer = TD3X("MlpPolicy", CountingEnv(), **tiny(**small_memory)).replay_buffer
-    assert isinstance(buffer, PackedReplayBuffer)
-    assert buffer.optimize_memory_usage
-    assert type(TD3("MlpPolicy", CountingEnv(), **tiny()).replay_buffer) is ReplayBuffer

@@ -1,9 +1,7 @@
-"""The same seed gives the same agent, bit for bit, and global random generators are touched no more than by SB3."""
+"""The same seed gives the same agent, bit for bit, and TD3X draws the same global random numbers as SB3's TD3."""
 
 import io
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,15 @@ import numpy as np
 import pytest
 import torch as th
 from comparing import assert_identical, everything, global_states
-from envs import DictObs, counting_vec_env, tiny
+from envs import DictObs, counting_vec_env, saved_and_loaded, tiny_agent, zip_of
+from noises import normal_noise
+from processes import run_python
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import configure_logger, set_random_seed
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_td3x import TD3X
 
@@ -32,6 +32,10 @@ def pendulums(n_envs: int) -> VecEnv:
     return DummyVecEnv([pendulum] * n_envs)
 
 
+def normalized_pendulums(n_envs: int) -> VecEnv:
+    return VecNormalize(pendulums(n_envs))
+
+
 def pendulums_in_processes(n_envs: int) -> VecEnv:
     return SubprocVecEnv([pendulum] * n_envs, start_method="fork")
 
@@ -40,15 +44,11 @@ def dict_pendulum(n_envs: int) -> VecEnv:
     return DummyVecEnv([lambda: DictObs(pendulum())] * n_envs)
 
 
-def normal_noise() -> NormalActionNoise:
-    return NormalActionNoise(np.zeros(1), 0.3 * np.ones(1))
-
-
 def trained(make_env: Callable[[int], VecEnv], n_envs: int, seed: int, callback: Any = None, **kwargs: Any) -> TD3X:
-    """100 timesteps with noise, about 80 of them with updates."""
+    """Train an agent for 100 timesteps, about 80 of them with updates."""
     policy = "MultiInputPolicy" if make_env is dict_pendulum else "MlpPolicy"
     env = make_env(n_envs)
-    model = TD3X(policy, env, **{**tiny(seed=seed, learning_starts=20, gradient_steps=-1), **kwargs})
+    model = tiny_agent(env, policy, **{"seed": seed, "learning_starts": 20, "gradient_steps": -1, **kwargs})
     model.learn(100, callback=callback)
     env.close()
     return model
@@ -56,15 +56,15 @@ def trained(make_env: Callable[[int], VecEnv], n_envs: int, seed: int, callback:
 
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "no noise": lambda: {},
-    "noise": lambda: {"action_noise": normal_noise()},
+    "noise": lambda: {"action_noise": normal_noise(0.3)},
     "correlated noise with decay": lambda: {
         "action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1)),
         "action_noise_decay": 0.99,
         "action_noise_min_scale": 0.1,
     },
-    "n-step returns": lambda: {"action_noise": normal_noise(), "n_steps": 3},
+    "n-step returns": lambda: {"action_noise": normal_noise(0.3), "n_steps": 3},
     "shaping": lambda: {
-        "action_noise": normal_noise(),
+        "action_noise": normal_noise(0.3),
         "reward_shaping": [{"sb3_td3x.shaping.RewardScale": {"scale": 0.1}}],
     },
     "stochastic actor, three critics": lambda: {
@@ -73,23 +73,26 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.lowest_sb3
 @pytest.mark.parametrize("n_envs", [1, 4])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_same_seed_same_agent(case: str, n_envs: int) -> None:
-    """Twice the same: parameters, optimizers and memory; another seed gives another agent."""
+    """Another seed gives another agent."""
     first, second, other = (everything(trained(pendulums, n_envs, seed, **SETTINGS[case]())) for seed in (3, 3, 4))
     assert_identical(first, second)
-    # Not even one network's weights are the same; biases of a layer normalisation may be
+    # The weights of all networks differ. Biases of a layer normalization may be equal
     assert not any(np.array_equal(first[key], other[key]) for key in first if key.endswith("0.weight"))
 
 
-def test_same_seed_same_agent_with_dict_observations() -> None:
-    first, second = (everything(trained(dict_pendulum, 2, 3, **SETTINGS["noise"]())) for _ in range(2))
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("make_env", [dict_pendulum, normalized_pendulums])
+def test_same_seed_same_agent_with_other_envs(make_env: Callable[[int], VecEnv]) -> None:
+    first, second = (everything(trained(make_env, 2, 3, **SETTINGS["noise"]())) for _ in range(2))
     assert_identical(first, second)
 
 
 def test_same_seed_same_agent_with_envs_in_processes() -> None:
-    """Which runs bit for bit like the same envs in one process."""
+    """It equals the agent of the same envs in one process."""
     first, second, third = (
         everything(trained(make_env, 2, 3, **SETTINGS["shaping"]()))
         for make_env in (pendulums_in_processes, pendulums_in_processes, pendulums)
@@ -98,15 +101,13 @@ def test_same_seed_same_agent_with_envs_in_processes() -> None:
     assert_identical(first, third)
 
 
-def test_global_generators_may_be_in_any_state_before() -> None:
-    """The seed alone decides, not what ran before in the same process."""
+def test_random_numbers_drawn_before_do_not_matter() -> None:
     first = everything(trained(pendulums, 1, 3, **SETTINGS["noise"]()))
     random.random(), np.random.rand(7), th.rand(7)  # noqa: NPY002
     assert_identical(first, everything(trained(pendulums, 1, 3, **SETTINGS["noise"]())))
 
 
-def test_evaluating_and_saving_while_training_changes_nothing(tmp_path: Path) -> None:
-    """Evaluations, checkpoints, conversions and readings of parameters draw no random numbers of the training."""
+def test_evaluations_checkpoints_and_conversions_do_not_change_the_training(tmp_path: Path) -> None:
 
     class Look(BaseCallback):
         def _on_step(self) -> bool:
@@ -130,28 +131,27 @@ def test_evaluating_and_saving_while_training_changes_nothing(tmp_path: Path) ->
     assert_identical(expected, actual)
 
 
-# Global generators after the same run of SB3's TD3
+# Global random generators, compared with SB3's TD3
 
 SHARED_SETTINGS: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {
     "one env": (1, lambda: {}),
-    "noise": (1, lambda: {"action_noise": normal_noise()}),
-    "four envs": (4, lambda: {"action_noise": normal_noise(), "gradient_steps": -1}),
-    "n-step returns": (1, lambda: {"action_noise": normal_noise(), "n_steps": 3}),
+    "noise": (1, lambda: {"action_noise": normal_noise(0.3)}),
+    "four envs": (4, lambda: {"action_noise": normal_noise(0.3), "gradient_steps": -1}),
+    "n-step returns": (1, lambda: {"action_noise": normal_noise(0.3), "n_steps": 3}),
     "other critics": (1, lambda: {"policy_kwargs": {"net_arch": [8], "n_critics": 3}, "policy_delay": 3}),
     "episodes": (1, lambda: {"train_freq": (1, "episode"), "gradient_steps": 5}),
-    "no seed": (1, lambda: {"seed": None, "action_noise": normal_noise()}),
+    "no seed": (1, lambda: {"seed": None, "action_noise": normal_noise(0.3)}),
 }
 
 
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize("case", SHARED_SETTINGS)
-def test_global_generators_end_where_sb3_leaves_them(case: str) -> None:
-    """Whoever draws from them next to the training gets the same numbers with TD3X as with TD3."""
+def test_training_draws_the_same_random_numbers_as_sb3(case: str) -> None:
     n_envs, make_kwargs = SHARED_SETTINGS[case]
     states = []
     for cls in (TD3, TD3X):
         set_random_seed(9)
-        model = cls("MlpPolicy", pendulums(n_envs), **tiny(**make_kwargs()))
+        model = tiny_agent(pendulums(n_envs), cls=cls, **make_kwargs())
         if make_kwargs().get("seed", 0) is None:
             model.action_space.seed(0)
         model.learn(220 if case == "episodes" else 60)
@@ -159,8 +159,7 @@ def test_global_generators_end_where_sb3_leaves_them(case: str) -> None:
     assert states[0] == states[1]
 
 
-def test_additions_draw_no_random_numbers() -> None:
-    """Decay, shaping, the critics' own learning rate and clipped_double_q=False leave all draws as they are."""
+def test_new_options_draw_no_random_numbers() -> None:
     additions: dict[str, Any] = {
         "action_noise_decay": 0.9,
         "qf_learning_rate": "lin_1e-3",
@@ -169,21 +168,17 @@ def test_additions_draw_no_random_numbers() -> None:
     }
     states = []
     for kwargs in ({}, additions):
-        TD3X("MlpPolicy", pendulums(1), **tiny(action_noise=normal_noise(), **kwargs)).learn(50)
+        tiny_agent(pendulums(1), action_noise=normal_noise(0.3), **kwargs).learn(50)
         states.append(global_states())
     assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_predict_and_save_draw_no_random_numbers(stochastic: bool) -> None:
-    """Only samples of a stochastic actor are random: its evaluation, and all of a deterministic one, are not."""
-    model = TD3X(
-        "MlpPolicy",
-        counting_vec_env(1),
-        **tiny(
-            action_noise=None if stochastic else normal_noise(),
-            policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
-        ),
+    """Only the samples of a stochastic actor are random, not its deterministic predictions."""
+    model = tiny_agent(
+        action_noise=None if stochastic else normal_noise(0.3),
+        policy_kwargs={"net_arch": [8], "stochastic_actor": stochastic},
     )
     model.learn(20)
     before = global_states()
@@ -202,13 +197,12 @@ def test_predict_and_save_draw_no_random_numbers(stochastic: bool) -> None:
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize("seed", [None, 0])
 def test_load_draws_what_sb3_draws(seed: int | None) -> None:
-    """SB3's ``load`` seeds the generators anew, if the agent has a seed, and draws initial weights: no more here."""
+    """SB3's ``load`` seeds the generators if the agent has a seed, and draws initial weights."""
     states = []
     for cls in (TD3, TD3X):
-        zip_file = io.BytesIO()
-        cls("MlpPolicy", counting_vec_env(1), **tiny(seed=seed)).save(zip_file)
+        model = tiny_agent(cls=cls, seed=seed)
         for env in (None, counting_vec_env(2)):
-            zip_file.seek(0)
+            zip_file = zip_of(model)
             set_random_seed(5)
             loaded = cls.load(zip_file, env=env, device="cpu")
             loaded.predict(np.ones(2, np.float32))
@@ -216,8 +210,8 @@ def test_load_draws_what_sb3_draws(seed: int | None) -> None:
     assert states[:2] == states[2:]
 
 
-def test_conversion_to_sb3_draws_nothing_and_seeds_nothing() -> None:
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+def test_conversion_to_sb3_draws_no_random_numbers_and_sets_no_seed() -> None:
+    model = tiny_agent()
     model.learn(10)
     th.rand(3)
     before = global_states()
@@ -225,12 +219,12 @@ def test_conversion_to_sb3_draws_nothing_and_seeds_nothing() -> None:
     assert global_states() == before
 
 
-# What must not change the updates that follow
+# Operations that must not change later updates
 
 
 def ready_to_train() -> TD3X:
-    """An agent in the middle of its training, after an odd number of updates."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+    """Return an agent in the middle of its training, after an odd number of updates."""
+    model = tiny_agent()
     model.learn(30)
     model.set_logger(configure_logger(verbose=0))
     assert model._n_updates % 2 == 1
@@ -243,22 +237,19 @@ def after_more_updates(model: TD3X) -> dict[str, np.ndarray]:
     return everything(model)
 
 
-def test_saving_and_loading_changes_no_later_update() -> None:
-    """Moments of the optimizers, the delay and the targets go on from where they were."""
+def test_saving_and_loading_does_not_change_later_updates() -> None:
+    """Optimizer states, the delay counter and the target networks are restored."""
     expected = after_more_updates(ready_to_train())
     model = ready_to_train()
-    zip_file = io.BytesIO()
-    model.save(zip_file)
-    zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=counting_vec_env(1), device="cpu")
+    loaded = saved_and_loaded(model, env=counting_vec_env(1))
     loaded.replay_buffer = model.replay_buffer
     loaded.set_logger(configure_logger(verbose=0))
     assert_identical(expected, after_more_updates(loaded))
 
 
 @pytest.mark.parametrize("way", ["to_sb3", "set_parameters"])
-def test_training_a_copy_leaves_the_agent_as_it_is(way: str) -> None:
-    """The copy must not share memory with the agent: neither weights nor the optimizers' moments."""
+def test_training_a_copy_does_not_change_the_agent(way: str) -> None:
+    """The copy shares neither weights nor optimizer states with the agent."""
     expected = after_more_updates(ready_to_train())
     model = ready_to_train()
     before = everything(model)
@@ -266,7 +257,7 @@ def test_training_a_copy_leaves_the_agent_as_it_is(way: str) -> None:
     if way == "to_sb3":
         copy = model.to_sb3()
     else:
-        copy = TD3X("MlpPolicy", counting_vec_env(1), **tiny())
+        copy = tiny_agent()
         copy.set_parameters(model.get_parameters())
     copy.replay_buffer = model.replay_buffer
     copy.set_logger(configure_logger(verbose=0))
@@ -275,7 +266,7 @@ def test_training_a_copy_leaves_the_agent_as_it_is(way: str) -> None:
     assert_identical(expected, after_more_updates(model))
 
 
-# The import
+# Importing the package
 
 IMPORT_SCRIPT = """
 import hashlib, random, sys
@@ -303,12 +294,12 @@ settings = th.get_default_dtype(), th.get_num_threads(), th.are_deterministic_al
 import sb3_td3x
 assert states() == state, "random state"
 assert (th.get_default_dtype(), th.get_num_threads(), th.are_deterministic_algorithms_enabled()) == settings
-assert result() == before, "TD3 learns something else"
+assert result() == before, "TD3 learns other weights"
 print("unchanged")
 """
 
 
-def test_importing_the_package_changes_nothing_for_sb3() -> None:
-    """No random state, no setting of PyTorch, no result of SB3's own TD3."""
-    process = subprocess.run([sys.executable, "-c", IMPORT_SCRIPT], capture_output=True, text=True, check=False)
+def test_importing_the_package_changes_nothing_for_sb3(tmp_path: Path) -> None:
+    """Neither random states nor PyTorch's settings nor results of SB3's TD3 change."""
+    process = run_python(tmp_path, "-c", IMPORT_SCRIPT)
     assert process.stdout.split() == ["unchanged"], process.stderr

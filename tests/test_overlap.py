@@ -1,13 +1,15 @@
-"""Updates during the last env step of a rollout: their order, what they draw from, and how they end."""
+"""``overlap_updates``: updates during the last env step of a rollout."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from callbacks import At, stop
 from comparing import assert_identical, everything
-from envs import CountingEnv, counting_vec_env, tiny
+from envs import CountingEnv, counting_vec_env, tiny_agent
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
@@ -19,12 +21,13 @@ from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import ResumableCheckpoint
 
 
-def make(env: Any = None, **kwargs: Any) -> TD3X:
-    return TD3X("MlpPolicy", counting_vec_env(1) if env is None else env, **tiny(**{"overlap_updates": True, **kwargs}))
-
-
 class Recorder(BaseCallback):
-    """Lists the size of the replay buffer and the learning rate of each update, and the updates before each action."""
+    """
+    Record how updates and actions are interleaved.
+
+    ``updates`` lists the buffer position and learning rate of each update, ``actions`` the number of updates before
+    each action.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,11 +63,11 @@ class Recorder(BaseCallback):
         (1, {"learning_starts": 0}),
     ],
 )
-def test_only_what_is_drawn_from_is_one_step_older(n_envs: int, kwargs: dict[str, Any]) -> None:
-    """As many updates at the same times with the same learning rates, and the newest policy acts."""
+def test_updates_only_miss_the_newest_transition(n_envs: int, kwargs: dict[str, Any]) -> None:
+    """The number, times and learning rates of the updates are the same, and the newest policy acts."""
     recorders = []
     for overlap in (False, True):
-        model = make(counting_vec_env(n_envs), overlap_updates=overlap, learning_rate="lin_1e-2", **kwargs)
+        model = tiny_agent(counting_vec_env(n_envs), overlap_updates=overlap, learning_rate="lin_1e-2", **kwargs)
         recorders.append(Recorder())
         model.learn(24 * n_envs, recorders[-1])
     without, overlapped = recorders
@@ -74,103 +77,98 @@ def test_only_what_is_drawn_from_is_one_step_older(n_envs: int, kwargs: dict[str
     assert len(expected) > 10
 
 
-def bodies() -> list[Callable[[], CountingEnv]]:
+def env_functions() -> list[Callable[[], CountingEnv]]:
     return [lambda: CountingEnv(first_episode=0), lambda: CountingEnv(first_episode=100)]
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"n_steps": 3, "gradient_steps": 2, "train_freq": 2}])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_same_bits_for_every_vec_env(kwargs: dict[str, Any], normalize: bool) -> None:
+def test_every_vec_env_gives_the_same_agent(kwargs: dict[str, Any], normalize: bool) -> None:
     found = []
     for make_env in (DummyVecEnv, SubprocVecEnv):
-        env: VecEnv = make_env(bodies())
-        model = make(VecNormalize(env) if normalize else env, **kwargs).learn(60)
+        env: VecEnv = make_env(env_functions())
+        model = tiny_agent(VecNormalize(env) if normalize else env, overlap_updates=True, **kwargs).learn(60)
         found.append(everything(model))
         env.close()
     assert_identical(*found)
 
 
 def test_it_changes_the_training() -> None:
-    """The updates of one and the same moment draw from one transition less."""
-    on, off = (everything(make(overlap_updates=overlap).learn(40)) for overlap in (True, False))
+    """An update at the same time has one transition less to sample from."""
+    on, off = (everything(tiny_agent(overlap_updates=overlap).learn(40)) for overlap in (True, False))
     assert any(not np.array_equal(on[key], off[key]) for key in on)
 
 
-def test_before_the_first_complete_episode_of_her() -> None:
+def test_her_before_its_first_complete_episode() -> None:
     env = make_vec_env(lambda: BitFlippingEnv(n_bits=3, continuous=True, max_steps=3), 1)
-    kwargs = tiny(overlap_updates=True, replay_buffer_class=HerReplayBuffer, learning_starts=3)
-    model = TD3X("MultiInputPolicy", env, **kwargs).learn(20)
+    kwargs = {"overlap_updates": True, "replay_buffer_class": HerReplayBuffer, "learning_starts": 3}
+    model = tiny_agent(env, "MultiInputPolicy", **kwargs).learn(20)
     assert model._n_updates == 17
 
 
-def test_with_a_replay_buffer_of_the_users_own() -> None:
+def test_with_a_users_replay_buffer() -> None:
     class OwnBuffer(ReplayBuffer):
         pass
 
-    assert make(replay_buffer_class=OwnBuffer).learn(40)._n_updates == 35
+    assert tiny_agent(overlap_updates=True, replay_buffer_class=OwnBuffer).learn(40)._n_updates == 35
 
 
 @pytest.mark.parametrize("train_freq", [(1, "episode"), (2, "episode")])
-def test_episodes_are_refused(train_freq: tuple[int, str]) -> None:
+def test_train_freq_in_episodes_is_refused(train_freq: tuple[int, str]) -> None:
     with pytest.raises(ValueError, match=r"^overlap_updates=True is not allowed with train_freq=\(., 'episode'\)"):
-        make(train_freq=train_freq)
+        tiny_agent(overlap_updates=True, train_freq=train_freq)
 
 
-class StopAt(BaseCallback):
-    def __init__(self, timestep: int, error: type[BaseException] | None = None) -> None:
-        super().__init__()
-        self.timestep = timestep
-        self.error = error
-
-    def _on_step(self) -> bool:
-        if self.num_timesteps == self.timestep and self.error is not None:
-            raise self.error
-        return self.num_timesteps != self.timestep
+def fail() -> None:
+    raise RuntimeError
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_after_an_interruption_no_update_is_skipped(error: type[BaseException] | None) -> None:
-    model = make()
-    if error is None:
-        model.learn(40, StopAt(20))
-    else:
-        with pytest.raises(error):
-            model.learn(40, StopAt(20, error))
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interruption", [stop, fail, interrupt])
+def test_no_update_is_skipped_after_an_interruption(interruption: Any) -> None:
+    model = tiny_agent(overlap_updates=True)
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):
+        model.learn(40, At(20, interruption))
+    assert model.num_timesteps == 20
     n_updates = model._n_updates
     model.learn(10, reset_num_timesteps=False)
     assert model._n_updates == n_updates + 10
 
 
-def test_an_error_in_the_updates_leaves_processes_of_envs_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their answers were on the way: the next reset must not take them for its own."""
-    model = make(SubprocVecEnv(bodies()))
+def test_an_error_in_an_update_does_not_confuse_envs_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pending results must not be read as those of the next reset."""
+    model = tiny_agent(SubprocVecEnv(env_functions()), overlap_updates=True)
     with monkeypatch.context() as context:
         context.setattr(model.replay_buffer, "sample", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model.learn(40)
     model.learn(20)
-    assert model.env is not None
     np.testing.assert_array_equal(model.env.reset()[:, 1], 0)
     model.env.close()
 
 
-def test_exact_runs_resume_bit_for_bit(tmp_path: Path) -> None:
+def test_exact_trainings_resume_bit_for_bit(tmp_path: Path) -> None:
     def train(name: str, resumed: bool = False, *callbacks: BaseCallback) -> TD3X:
         env = make_vec_env("Pendulum-v1", 2)
         callbacks = (ResumableCheckpoint(tmp_path / name, 10, exact=True), *callbacks)
-        model = TD3X.resume(tmp_path / name, env, device="cpu") if resumed else make(env, train_freq=2)
+        if resumed:
+            model = TD3X.resume(tmp_path / name, env, device="cpu")
+        else:
+            model = tiny_agent(env, overlap_updates=True, train_freq=2)
         return model.learn(100 - model.num_timesteps, [*callbacks], reset_num_timesteps=not resumed)
 
     expected = everything(train("whole"))
     with pytest.raises(RuntimeError):
-        train("parts", False, StopAt(24, RuntimeError))
+        train("parts", False, At(24, fail))
     assert_identical(expected, everything(train("parts", True)))
 
 
-def test_evaluations_and_saving_on_the_way(tmp_path: Path) -> None:
-    """What is saved is what was evaluated, and training goes on from it."""
+def test_evaluations_saving_and_loading(tmp_path: Path) -> None:
     callback = EvalCallback(counting_vec_env(1), eval_freq=10, log_path=str(tmp_path), verbose=0)
-    model = make().learn(40, callback)
+    model = tiny_agent(overlap_updates=True).learn(40, callback)
     assert callback.evaluations_timesteps == [10, 20, 30, 40]
     model.save(tmp_path / "agent")
     loaded = TD3X.load(tmp_path / "agent", env=counting_vec_env(1))

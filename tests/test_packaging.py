@@ -1,4 +1,4 @@
-"""What `pip install` puts on a machine, and what `pip uninstall` leaves of it: a wheel and an editable install."""
+"""The source distribution and the wheel, and installing and uninstalling them."""
 
 import configparser
 import os
@@ -18,17 +18,17 @@ ROOT = Path(__file__).parent.parent
 WHEEL = f"sb3_td3x-{__version__}-py3-none-any.whl"
 STARTUP_FILES = {"sb3_td3x.pth", "sb3_td3x.start"}
 
-# One worker builds and installs
+# Run in a single worker, because the tests share one build
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 
 
 def test_setup_cfg_lists_every_package() -> None:
-    """With a ``package_dir``, setuptools does not find them itself."""
+    """Setuptools does not find packages by itself if there is a ``package_dir``."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "sb3_td3x").rglob("__init__.py")}
     found = {".".join(folder.parts) for folder in folders}
-    # Its YAML files are at the root of the repository
+    # sb3_td3x.hyperparams is a folder at the root of the repository
     assert set(config["options"]["packages"].split()) == found | {"sb3_td3x.hyperparams"}
 
 
@@ -47,7 +47,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository, so that nothing is built inside it."""
+    """Copy the repository, so that nothing is built inside it."""
     folder = tmp_path_factory.mktemp("source") / "td3x"
     ignored = shutil.ignore_patterns(
         ".git", ".venv", ".lowest", ".*_cache", "__pycache__", "*.egg-info", "build", "logs"
@@ -58,13 +58,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(source: Path) -> Path:
-    """The sdist, and the wheel made from it."""
+    """Build the source distribution, and the wheel from it."""
     run(sys.executable, "-m", "build", "--no-isolation", cwd=source)
     return source / "dist"
 
 
 class Environment:
-    """A virtual environment that finds this one's packages, but processes none of their start-up files."""
+    """
+    A virtual environment that can import the packages of the current one, but processes none of their start-up files.
+
+    :param folder: Its folder
+    """
 
     def __init__(self, folder: Path):
         run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
@@ -81,7 +85,7 @@ class Environment:
         run(sys.executable, "-m", "pip", "--python", self.python, *arguments, cwd=self.folder)
 
     def install(self, *arguments: str | Path) -> None:
-        # --ignore-installed: the packages of the other environment are none of its business
+        # --ignore-installed, so that pip does not uninstall packages of the current environment
         self.pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", *arguments)
 
     def files(self) -> set[Path]:
@@ -128,7 +132,7 @@ def test_install_and_uninstall(kind: str, source: Path, dist: Path, environment:
         environment.install("--config-settings=editable_mode=strict", "--editable", source)
     assert {path.name for path in environment.site_packages.iterdir()} >= STARTUP_FILES
 
-    # Every Python knows of TD3X, and has loaded nothing but the autoload module for it
+    # Starting Python imports nothing but the autoload module
     loaded = environment(
         "-c", "import sys; print(*(name for name in ('torch', 'numpy', 'rl_zoo3', 'sb3_td3x') if name in sys.modules))"
     )

@@ -1,23 +1,23 @@
-"""Policies: SB3's options, the batched critics against critics one by one, and TD3X's own options."""
+"""Policies: SB3's options, the batched critics compared with separate critics, and TD3X's own options."""
 
-import io
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, DictObs, counting_vec_env, tiny, vec_env
+from comparing import assert_same_tensors, assert_same_weights
+from envs import CountingEnv, DictObs, RecordingEnv, counting_vec_env, image_env, saved_and_loaded, tiny_agent
 from gymnasium import spaces
+from networks import CenteredActivation, LearnedActivation, LinearExtractor
+from noises import normal_noise
 from stable_baselines3 import SAC, TD3
-from stable_baselines3.common.envs import FakeImageEnv
-from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.policies import ContinuousCritic
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, create_mlp
+from stable_baselines3.common.torch_layers import FlattenExtractor, create_mlp
 from stable_baselines3.common.utils import configure_logger, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv
-from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x import TD3X, CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -27,58 +27,27 @@ OBS_SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION_SPACE = spaces.Box(-1, 1, (2,), np.float32)
 
 
-class Learned(nn.PReLU):
-    """An activation with a weight."""
-
-
-class Centred(nn.Module):
-    """An activation without weights that is not elementwise: it looks at all features of a transition."""
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        return nn.functional.relu(x - x.mean(dim=1, keepdim=True))
-
-
-class Doubling(BaseFeaturesExtractor):
-    """
-    A features extractor with weights.
-
-    :param observation_space: Observation space
-    :param features_dim: Number of features
-    :param frozen: whether the weights were learned elsewhere and stay as they are
-    """
-
-    def __init__(self, observation_space: spaces.Box, features_dim: int = 4, frozen: bool = False) -> None:
-        super().__init__(observation_space, features_dim)
-        self.linear = nn.Linear(observation_space.shape[0], features_dim).requires_grad_(not frozen)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        features: th.Tensor = 2 * self.linear(observations)
-        return features
-
-
 def make_policy(**policy_kwargs: Any) -> MlpPolicy:
     return MlpPolicy(OBS_SPACE, ACTION_SPACE, lambda _: 1e-3, **{"net_arch": [8, 6], **policy_kwargs})
 
 
-def make_model(**policy_kwargs: Any) -> TD3X:
-    """With transitions in the buffer, ready to train."""
-    model = TD3X(
-        "MlpPolicy", counting_vec_env(1), **tiny(policy_kwargs={"net_arch": [8], **policy_kwargs}, gradient_steps=0)
-    )
+def trainable_agent(**policy_kwargs: Any) -> TD3X:
+    """Make an agent with transitions in its buffer and a logger, ready for ``train``."""
+    model = tiny_agent(policy_kwargs={"net_arch": [8], **policy_kwargs}, gradient_steps=0)
     model.learn(40)
     model.set_logger(configure_logger(verbose=0))
     return model
 
 
-def batch(seed: int = 0, size: int = 5) -> tuple[th.Tensor, th.Tensor]:
-    rng = np.random.default_rng(seed)
-    return th.tensor(rng.normal(size=(size, 3)), dtype=th.float32), th.tensor(
-        rng.uniform(-1, 1, (size, 2)), dtype=th.float32
-    )
+def random_batch() -> tuple[th.Tensor, th.Tensor]:
+    """Return 5 observations and actions."""
+    rng = np.random.default_rng(0)
+    obs, actions = rng.normal(size=(5, 3)), rng.uniform(-1, 1, (5, 2))
+    return th.tensor(obs, dtype=th.float32), th.tensor(actions, dtype=th.float32)
 
 
 def activations_of(network: nn.Module) -> set[type[nn.Module]]:
-    return {type(module) for module in network.modules()} & {*ACTIVATIONS.values(), Learned}
+    return {type(module) for module in network.modules()} & {*ACTIVATIONS.values(), LearnedActivation}
 
 
 # SB3's options
@@ -95,7 +64,7 @@ def activations_of(network: nn.Module) -> set[type[nn.Module]]:
     ],
 )
 def test_net_arch_of_actor_and_critics(net_arch: Any, pi: list[int], qf: list[int]) -> None:
-    """Widths of all hidden layers; the critics' input has the action too, their output is one value."""
+    """The critics' input includes the action, and their output is one value."""
     policy = make_policy(net_arch=net_arch)
     state = policy.state_dict()
     for network in ("actor", "actor_target"):
@@ -115,18 +84,18 @@ SB3_OPTIONS: dict[str, dict[str, Any]] = {
     "one critic": {"n_critics": 1},
     "five critics": {"n_critics": 5},
     "tanh": {"activation_fn": nn.Tanh},
-    "activation with weights": {"activation_fn": Learned, "n_critics": 3},
-    "activation over features": {"activation_fn": Centred},
-    "extractor": {"features_extractor_class": Doubling, "features_extractor_kwargs": {"features_dim": 7}},
-    "shared extractor": {"features_extractor_class": Doubling, "share_features_extractor": True},
+    "activation with weights": {"activation_fn": LearnedActivation, "n_critics": 3},
+    "activation over features": {"activation_fn": CenteredActivation},
+    "extractor": {"features_extractor_class": LinearExtractor, "features_extractor_kwargs": {"features_dim": 7}},
+    "shared extractor": {"features_extractor_class": LinearExtractor, "share_features_extractor": True},
     "split": {"net_arch": {"pi": [4], "qf": [5, 6, 7]}},
 }
 
 
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize("case", SB3_OPTIONS)
-def test_state_dict_has_sb3_s_keys_and_values_mean_the_same(case: str) -> None:
-    """SB3's policy of the same seed has the same weights under the same names in the same order; each loads both."""
+def test_state_dict_has_the_keys_and_values_of_sb3(case: str) -> None:
+    """SB3's policy with the same seed has the same weights in the same order. Each policy loads the other's."""
     kwargs: dict[str, Any] = {"net_arch": [8, 6], **SB3_OPTIONS[case]}
     policies: list[Any] = []
     for policy_class in (TD3.policy_aliases["MlpPolicy"], MlpPolicy):
@@ -137,13 +106,13 @@ def test_state_dict_has_sb3_s_keys_and_values_mean_the_same(case: str) -> None:
     assert list(actual) == list(expected)
     for key, value in expected.items():
         assert th.equal(actual[key], value), key
-    # Other weights go over, both ways
+    # Load other weights, in both directions
     for source, destination in ((sb3, own), (own, sb3)):
         with th.no_grad():
             for parameter in source.parameters():
                 parameter.normal_()
         destination.load_state_dict(source.state_dict())
-        obs, actions = batch()
+        obs, actions = random_batch()
         np.testing.assert_array_equal(sb3.predict(obs.numpy())[0], own.predict(obs.numpy())[0])
         for name in ("critic", "critic_target"):
             for ours, theirs in zip(getattr(own, name)(obs, actions), getattr(sb3, name)(obs, actions), strict=True):
@@ -152,27 +121,27 @@ def test_state_dict_has_sb3_s_keys_and_values_mean_the_same(case: str) -> None:
 
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize("n_critics", [1, 2, 4])
-def test_critics_answer_like_sb3_s(n_critics: int) -> None:
-    """A tuple of one value a critic, (batch, 1), whose gradients are independent; ``q1_forward`` is the first."""
+def test_critics_return_values_as_in_sb3(n_critics: int) -> None:
+    """One value per critic, of shape (batch, 1), with independent gradients; ``q1_forward`` returns the first."""
     policy = make_policy(n_critics=n_critics)
-    obs, actions = batch()
+    obs, actions = random_batch()
     values = policy.critic(obs, actions)
     assert isinstance(values, tuple)
     assert [tuple(value.shape) for value in values] == [(5, 1)] * n_critics
     th.testing.assert_close(policy.critic.q1_forward(obs, actions), values[0])
-    assert len({value.sum().item() for value in values}) == n_critics, "each critic starts with weights of its own"
+    assert len({value.sum().item() for value in values}) == n_critics, "each critic starts with other weights"
     values[-1].sum().backward()
     for parameter in policy.critic.parameters():
         assert parameter.grad is not None
-        # Stacked along the first axis: critics but the last have no gradient
+        # The critics are stacked along the first axis. Only the last one has a gradient
         assert not parameter.grad[:-1].any()
         assert parameter.grad[-1].any()
 
 
 def test_gradient_through_q1_reaches_actions() -> None:
-    """The deterministic policy gradient: dQ1/da by finite differences."""
+    """Compare dQ1/da, which the deterministic policy gradient needs, with finite differences."""
     critic = make_policy(activation_fn=nn.Tanh).critic.double()
-    obs, actions = (tensor.double() for tensor in batch())
+    obs, actions = (tensor.double() for tensor in random_batch())
     actions.requires_grad_()
     critic.q1_forward(obs, actions).sum().backward()
     for dim in range(2):
@@ -186,13 +155,13 @@ def test_gradient_through_q1_reaches_actions() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_features_extractors(shared: bool) -> None:
-    """Each network has its own; shared, the critics use the actor's and their loss does not train it, as in SB3."""
-    policy_kwargs = {"features_extractor_class": Doubling, "share_features_extractor": shared}
-    model = make_model(**policy_kwargs)
+    """As in SB3, a shared extractor belongs to the actor, and the critics' loss does not train it."""
+    policy_kwargs = {"features_extractor_class": LinearExtractor, "share_features_extractor": shared}
+    model = trainable_agent(**policy_kwargs)
     assert (model.critic.features_extractor is model.actor.features_extractor) == shared
     assert (model.critic_target.features_extractor is model.actor_target.features_extractor) == shared
     assert model.actor.features_extractor is not model.actor_target.features_extractor
-    assert isinstance(model.actor.features_extractor, Doubling)
+    assert isinstance(model.actor.features_extractor, LinearExtractor)
     model.policy_delay = 1000
     before = {key: value.clone() for key, value in model.policy.state_dict().items()}
     model.train(gradient_steps=3, batch_size=8)
@@ -210,9 +179,9 @@ def test_features_extractors(shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_frozen_features_extractor_stays_frozen(shared: bool) -> None:
-    """Weights that need no gradient, of a pretrained extractor say, are legal in SB3: all else learns."""
-    model = make_model(
-        features_extractor_class=Doubling,
+    """Users freeze pretrained extractors. All other weights are trained."""
+    model = trainable_agent(
+        features_extractor_class=LinearExtractor,
         features_extractor_kwargs={"frozen": True},
         share_features_extractor=shared,
     )
@@ -224,11 +193,9 @@ def test_frozen_features_extractor_stays_frozen(shared: bool) -> None:
 
 
 def test_frozen_layers_of_the_actor_stay_frozen() -> None:
-    """Fine-tuning the last layer alone, by ``requires_grad_(False)`` after construction or loading."""
-    model = make_model()
+    """Users freeze layers with ``requires_grad_(False)`` after construction or loading."""
+    model = trainable_agent()
     first, last = model.actor.mu[0], model.actor.mu[2]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(last, nn.Linear)
     first.requires_grad_(False)
     before = first.weight.clone(), last.weight.clone()
     model.train(gradient_steps=4, batch_size=8)
@@ -248,26 +215,17 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
-def test_training_goes_on_from_a_zip_with_any_optimizer(case: str) -> None:
-    """Their state is saved in SB3's layout, critic by critic, and must come back as it was."""
-    model = make_model(**OPTIMIZERS[case])
+def test_training_continues_from_a_zip_with_any_optimizer(case: str) -> None:
+    """The optimizer's state is saved in SB3's layout, one critic after the other."""
+    model = trainable_agent(**OPTIMIZERS[case])
     model.train(gradient_steps=3, batch_size=8)
-    zip_file = io.BytesIO()
-    model.save(zip_file)
-    zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=counting_vec_env(1), device="cpu")
+    loaded = saved_and_loaded(model, env=counting_vec_env(1))
     loaded.replay_buffer = model.replay_buffer
     loaded.set_logger(model.logger)
     for each in (model, loaded):
         set_random_seed(0)
         each.train(gradient_steps=4, batch_size=8)
-    state = loaded.policy.state_dict()
-    for key, value in model.policy.state_dict().items():
-        assert th.equal(state[key], value), key
-
-
-def image_env() -> FakeImageEnv:
-    return FakeImageEnv(screen_height=36, screen_width=36, n_channels=1, discrete=False)
+    assert_same_weights(model, loaded)
 
 
 @pytest.mark.parametrize(
@@ -279,11 +237,11 @@ def image_env() -> FakeImageEnv:
     ],
 )
 def test_policies_by_name_and_by_class(name: str, policy_class: Any, make_env: Any, kwargs: dict[str, Any]) -> None:
-    """Names as in SB3, TD3X's own classes and SB3's classes all give TD3X's policy, with all its own options."""
+    """Names, TD3X's classes and SB3's classes all give TD3X's policy with its own options."""
     policy_kwargs = {"net_arch": [8], "layer_norm": True, "n_critics": 3, **kwargs}
     predictions = []
     for policy in (name, policy_class, TD3.policy_aliases[name]):
-        model = TD3X(policy, DummyVecEnv([make_env]), **tiny(policy_kwargs=dict(policy_kwargs), buffer_size=50))
+        model = tiny_agent(DummyVecEnv([make_env]), policy, policy_kwargs=dict(policy_kwargs), buffer_size=50)
         assert type(model.policy) is policy_class
         model.observation_space.seed(0)
         predictions.append(model.predict(model.observation_space.sample())[0])
@@ -295,8 +253,8 @@ def test_policies_by_name_and_by_class(name: str, policy_class: Any, make_env: A
 # Activations
 
 
-def test_activation_fn_is_for_both_and_critic_activation_fn_for_the_critics() -> None:
-    """Document 000: tanh in the actor, ReLU in the critics."""
+def test_critic_activation_fn_replaces_activation_fn_in_the_critics() -> None:
+    """As in document 000, with tanh in the actor and ReLU in the critics."""
     policy = make_policy(activation_fn=nn.Tanh)
     assert activations_of(policy.critic) == {nn.Tanh}
     policy = make_policy(activation_fn=nn.Tanh, critic_activation_fn=nn.ReLU)
@@ -306,15 +264,15 @@ def test_activation_fn_is_for_both_and_critic_activation_fn_for_the_critics() ->
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
-def test_critic_activation_by_name_is_what_its_class_is(name: str) -> None:
-    """From the zoo's YAML only strings come through; what they name is computed, in the actor nothing changes."""
+def test_critic_activation_by_name(name: str) -> None:
+    """The name gives the same critics as the class, and does not change the actor."""
     set_random_seed(0)
     by_name = make_policy(critic_activation_fn=name)
     set_random_seed(0)
     by_class = make_policy(critic_activation_fn=getattr(nn, type(ACTIVATIONS[name]()).__name__))
     set_random_seed(0)
     default = make_policy()
-    obs, actions = batch()
+    obs, actions = random_batch()
     values = by_name.critic(obs, actions)[0]
     assert th.equal(values, by_class.critic(obs, actions)[0])
     assert th.equal(values, default.critic(obs, actions)[0]) == (name == "relu")
@@ -322,16 +280,16 @@ def test_critic_activation_by_name_is_what_its_class_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["sigmoids", "ReLU", "", "nn.Tanh"])
-def test_unknown_activation_names_the_known_ones(value: str) -> None:
+def test_unknown_activation_is_refused_with_the_known_ones(value: str) -> None:
     with pytest.raises(ValueError, match=r"critic_activation_fn=.*relu.*tanh"):
         make_policy(critic_activation_fn=value)
 
 
-# Layer normalisation
+# Layer normalization
 
 
 def separate_critics(policy: MlpPolicy, activation_fn: type[nn.Module], layer_norm: bool) -> list[nn.Sequential]:
-    """Critics one by one, built by SB3's ``create_mlp``, with the weights of the policy's."""
+    """Return the policy's critics as separate networks, built with SB3's ``create_mlp``."""
     state = policy.state_dict()
     critics = []
     for idx in range(policy.critic.n_critics):
@@ -344,17 +302,19 @@ def separate_critics(policy: MlpPolicy, activation_fn: type[nn.Module], layer_no
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("activation_fn", [nn.ReLU, nn.Tanh, nn.GELU, Learned])
+@pytest.mark.parametrize("activation_fn", [nn.ReLU, nn.Tanh, nn.GELU, LearnedActivation])
 @pytest.mark.parametrize("n_critics", [1, 3])
-def test_batched_critics_are_n_separate_ones(n_critics: int, activation_fn: type[nn.Module], layer_norm: bool) -> None:
-    """Values, and gradients of weights and actions, of all critics and of the first alone."""
+def test_batched_critics_equal_separate_critics(
+    n_critics: int, activation_fn: type[nn.Module], layer_norm: bool
+) -> None:
+    """Compare values, and gradients with respect to weights and actions."""
     policy = make_policy(n_critics=n_critics, activation_fn=activation_fn, layer_norm=layer_norm)
     with th.no_grad():
         for parameter in policy.critic.parameters():
             parameter.add_(0.3 * th.randn_like(parameter))
     critics = separate_critics(policy, activation_fn, layer_norm)
     assert any(isinstance(module, nn.LayerNorm) for module in critics[0]) == layer_norm
-    obs, actions = batch()
+    obs, actions = random_batch()
     own_actions = actions.clone().requires_grad_()
     their_actions = actions.clone().requires_grad_()
     own = policy.critic(obs, own_actions)
@@ -369,7 +329,7 @@ def test_batched_critics_are_n_separate_ones(n_critics: int, activation_fn: type
     assert own_actions.grad is not None
     assert their_actions.grad is not None
     th.testing.assert_close(own_actions.grad, their_actions.grad)
-    # After one step of descent along these gradients, the weights under SB3's names are those of separate critics
+    # Compare the gradients of the weights by the weights after one step of gradient descent
     th.optim.SGD(policy.critic.parameters(), lr=0.1).step()
     for critic in critics:
         th.optim.SGD(critic.parameters(), lr=0.1).step()
@@ -380,13 +340,13 @@ def test_batched_critics_are_n_separate_ones(n_critics: int, activation_fn: type
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_actor_layer_norm_is_computed(stochastic: bool) -> None:
-    """Against a network of SB3's ``create_mlp`` with the same weights."""
+def test_actor_layer_norm(stochastic: bool) -> None:
+    """Compare with a network from SB3's ``create_mlp`` with the same weights."""
     policy = make_policy(actor_layer_norm=True, stochastic_actor=stochastic)
     with th.no_grad():
         for parameter in policy.actor.parameters():
             parameter.add_(0.3 * th.randn_like(parameter))
-    obs, _ = batch()
+    obs, _ = random_batch()
     layers = create_mlp(
         3,
         -1 if stochastic else 2,
@@ -405,21 +365,21 @@ def test_actor_layer_norm_is_computed(stochastic: bool) -> None:
     assert not any(isinstance(module, nn.LayerNorm) for module in policy.critic.modules())
 
 
-def test_layer_norm_is_for_each_network_by_itself() -> None:
-    """Only where it is asked for, and then one for each hidden layer."""
+def test_layer_norm_of_actor_and_critics_are_separate_options() -> None:
+    """Each adds one layer normalization per hidden layer."""
     for layer_norm in (False, True):
         for actor_layer_norm in (False, True):
             state = make_policy(layer_norm=layer_norm, actor_layer_norm=actor_layer_norm).state_dict()
-            # Weights of one axis are those of a LayerNorm
-            normalised = [key for key, value in state.items() if key.endswith("weight") and value.dim() == 1]
-            assert len([key for key in normalised if key.startswith("actor.")]) == 2 * actor_layer_norm
-            assert len([key for key in normalised if key.startswith("actor_target.")]) == 2 * actor_layer_norm
-            assert len([key for key in normalised if key.startswith("critic.")]) == 2 * 2 * layer_norm
-            assert len([key for key in normalised if key.startswith("critic_target.")]) == 2 * 2 * layer_norm
+            # Only a LayerNorm has one-dimensional weights
+            normalized = [key for key, value in state.items() if key.endswith("weight") and value.dim() == 1]
+            assert len([key for key in normalized if key.startswith("actor.")]) == 2 * actor_layer_norm
+            assert len([key for key in normalized if key.startswith("actor_target.")]) == 2 * actor_layer_norm
+            assert len([key for key in normalized if key.startswith("critic.")]) == 2 * 2 * layer_norm
+            assert len([key for key in normalized if key.startswith("critic_target.")]) == 2 * 2 * layer_norm
 
 
-def test_targets_start_as_copies_with_all_options() -> None:
-    policy = make_policy(layer_norm=True, actor_layer_norm=True, activation_fn=Learned, n_critics=3)
+def test_targets_start_as_copies() -> None:
+    policy = make_policy(layer_norm=True, actor_layer_norm=True, activation_fn=LearnedActivation, n_critics=3)
     state = policy.state_dict()
     pairs = [(key, key.replace(".", "_target.", 1)) for key in state if key.startswith(("actor.", "critic."))]
     assert len(pairs) == len(state) / 2
@@ -437,26 +397,23 @@ ALL_OPTIONS: dict[str, dict[str, Any]] = {
         "actor_layer_norm": True,
     },
     "stochastic": {"net_arch": [8], "stochastic_actor": True, "actor_layer_norm": True},
-    "weights in activations": {"net_arch": [8, 8], "critic_activation_fn": Learned},
-    "extractor": {"net_arch": [8], "features_extractor_class": Doubling, "share_features_extractor": True},
+    "weights in activations": {"net_arch": [8, 8], "critic_activation_fn": LearnedActivation},
+    "extractor": {"net_arch": [8], "features_extractor_class": LinearExtractor, "share_features_extractor": True},
 }
 
 
 @pytest.mark.parametrize("case", ALL_OPTIONS)
-def test_agents_with_all_options_learn_and_come_back_from_a_zip(case: str) -> None:
-    """Predictions and values are the same after loading, and all networks learn, before and after."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(policy_kwargs=dict(ALL_OPTIONS[case])))
-    before = {key: value.clone() for key, value in model.policy.state_dict().items()}
+def test_agents_with_all_options_are_trained_saved_and_loaded(case: str) -> None:
+    """All networks change in training, before and after loading."""
+    model = tiny_agent(policy_kwargs=dict(ALL_OPTIONS[case]))
+    before = deepcopy(model.policy.state_dict())
     for _ in range(2):
         model.learn(30)
         after = model.policy.state_dict()
         for network in ("actor.", "actor_target.", "critic.", "critic_target."):
             assert any(not th.equal(after[key], before[key]) for key in after if key.startswith(network))
-        before = {key: value.clone() for key, value in after.items()}
-        zip_file = io.BytesIO()
-        model.save(zip_file)
-        zip_file.seek(0)
-        loaded = TD3X.load(zip_file, env=counting_vec_env(1), device="cpu", trusted=True)
+        before = deepcopy(after)
+        loaded = saved_and_loaded(model, env=counting_vec_env(1))
         obs, actions = th.randn(5, 2), th.zeros(5, 1)
         expected, actual = (each.predict(obs.numpy(), deterministic=True)[0] for each in (model, loaded))
         np.testing.assert_array_equal(actual, expected)
@@ -466,31 +423,24 @@ def test_agents_with_all_options_learn_and_come_back_from_a_zip(case: str) -> No
 
 
 @pytest.mark.parametrize("case", ALL_OPTIONS)
-def test_policy_is_saved_and_loaded_alone(case: str, tmp_path: Path) -> None:
-    """``model.policy.save`` and ``MlpPolicy.load``: all of SB3's and TD3X's options come back with it."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(policy_kwargs=dict(ALL_OPTIONS[case])))
-    model.learn(20)
+def test_policies_are_saved_and_pickled_without_their_agent(case: str, tmp_path: Path) -> None:
+    model = tiny_agent(policy_kwargs=dict(ALL_OPTIONS[case])).learn(20)
     model.policy.save(str(tmp_path / "policy.pth"))
-    loaded = MlpPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
-    expected, actual = model.policy.state_dict(), loaded.state_dict()
-    assert list(actual) == list(expected)
-    assert all(th.equal(actual[key], expected[key]) for key in expected)
+    saved = MlpPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
     obs = np.ones((4, 2), np.float32)
-    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
+    expected, _ = model.predict(obs, deterministic=True)
     tensors = th.ones(4, 2), th.zeros(4, 1)
-    for ours, theirs in zip(loaded.critic(*tensors), model.critic(*tensors), strict=True):
-        assert th.equal(ours, theirs)
+    for policy in (saved, cloudpickle.loads(cloudpickle.dumps(model.policy))):
+        assert list(policy.state_dict()) == list(model.policy.state_dict())
+        assert_same_tensors(model.policy.state_dict(), policy.state_dict())
+        np.testing.assert_array_equal(policy.predict(obs, deterministic=True)[0], expected)
+        for ours, theirs in zip(policy.critic(*tensors), model.critic(*tensors), strict=True):
+            assert th.equal(ours, theirs)
 
 
-def test_image_policy_is_saved_and_loaded_alone(tmp_path: Path) -> None:
-    model = TD3X(
-        "CnnPolicy",
-        image_env(),
-        **tiny(
-            policy_kwargs={"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}, "layer_norm": True},
-            buffer_size=1,
-        ),
-    )
+def test_image_policies_are_saved_without_their_agent(tmp_path: Path) -> None:
+    policy_kwargs = {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}, "layer_norm": True}
+    model = tiny_agent(image_env(), "CnnPolicy", policy_kwargs=policy_kwargs, buffer_size=1)
     model.policy.save(str(tmp_path / "policy.pth"))
     loaded = CnnPolicy.load(str(tmp_path / "policy.pth"), device="cpu")
     obs = model.observation_space.sample()
@@ -501,37 +451,21 @@ def test_image_policy_is_saved_and_loaded_alone(tmp_path: Path) -> None:
 # The stochastic actor
 
 
-def stochastic_model(**kwargs: Any) -> TD3X:
-    policy_kwargs = {"net_arch": [8], "stochastic_actor": True}
-    return TD3X("MlpPolicy", counting_vec_env(1), **tiny(policy_kwargs=policy_kwargs, **kwargs))
+def stochastic_agent(env: Any = None, **kwargs: Any) -> TD3X:
+    return tiny_agent(env, policy_kwargs={"net_arch": [8], "stochastic_actor": True}, **kwargs)
 
 
-def test_stochastic_actor_is_sampled_in_the_rollout_and_its_mean_evaluated() -> None:
-    """Same observation: many actions while training, one at evaluation, in the middle of them."""
-    actions: list[float] = []
-
-    class Env(CountingEnv):
-        def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-            actions.append(float(action[0]))
-            return super().step(action)
-
-    model = TD3X(
-        "MlpPolicy",
-        vec_env(Env()),
-        **tiny(
-            policy_kwargs={"net_arch": [8], "stochastic_actor": True},
-            learning_starts=0,
-            gradient_steps=0,
-        ),
-    )
+def test_stochastic_actor_is_sampled_in_rollouts_and_its_mean_is_used_in_evaluations() -> None:
+    env = RecordingEnv()
+    model = stochastic_agent(env, learning_starts=0, gradient_steps=0)
     with th.no_grad():
         for parameter in model.actor.parameters():
             parameter.zero_()
-        model.actor.mu.bias.fill_(0.5)  # type: ignore[operator]
-        model.actor.log_std.bias.fill_(-1.0)  # type: ignore[union-attr, operator]
+        model.actor.mu.bias.fill_(0.5)
+        model.actor.log_std.bias.fill_(-1.0)
     model.learn(600)
     # a = tanh(u), u ~ N(0.5, 1/e)
-    unsquashed = np.arctanh(np.clip(actions, -0.999999, 0.999999))
+    unsquashed = np.arctanh(np.clip(env.actions, -0.999999, 0.999999))
     assert np.mean(unsquashed) == pytest.approx(0.5, abs=0.07)
     assert np.std(unsquashed) == pytest.approx(np.exp(-1), rel=0.12)
     obs = np.zeros((3, 2), np.float32)
@@ -540,8 +474,8 @@ def test_stochastic_actor_is_sampled_in_the_rollout_and_its_mean_evaluated() -> 
 
 
 def test_stochastic_actor_is_sampled_in_the_targets() -> None:
-    """With smoothing off, y is still random: γ Q'(s', a') with Q'(s, a) = a and a' a sample."""
-    model = stochastic_model(
+    """Without smoothing, the target y = γ Q'(s', a') with Q'(s, a) = a is still random."""
+    model = stochastic_agent(
         learning_rate=0.0, target_policy_noise=0.0, gamma=1.0, policy_delay=1000, learning_starts=0, gradient_steps=0
     )
     model.replay_buffer.add(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
@@ -564,26 +498,27 @@ def test_stochastic_actor_is_sampled_in_the_targets() -> None:
         model.train(gradient_steps=1, batch_size=1)
         losses.add(model.logger.name_to_value["train/critic_loss"])
     assert len(losses) == 5
-    # y = tanh(N(0, 1)), the sum of two critics' y² at most 2
+    # y = tanh(N(0, 1)), so the sum of y² over two critics is at most 2
     assert 0 < max(losses) < 2
 
 
 def test_gradient_of_the_stochastic_actor_flows_through_its_samples() -> None:
     """
-    Reparameterisation: Q1 reaches mean and deviation. Where Q1 rises with the action the mean rises;
-    where the middle is best, the deviation falls.
+    The gradient of Q1 reaches both the mean and the standard deviation.
+
+    If Q1 increases with the action, the mean increases. If an action in the middle is best, the deviation decreases.
     """
-    model = stochastic_model(learning_rate=0.01, qf_learning_rate=0.0, policy_delay=1, learning_starts=0)
+    model = stochastic_agent(learning_rate=0.01, qf_learning_rate=0.0, policy_delay=1, learning_starts=0)
     model.learn(5)
     obs = th.zeros(512, 2)
 
     def mean_and_std() -> tuple[float, float]:
         with th.no_grad():
-            mean, log_std, _ = model.actor.get_action_dist_params(obs)  # type: ignore[operator]
+            mean, log_std, _ = model.actor.get_action_dist_params(obs)
         return mean.mean().item(), log_std.exp().mean().item()
 
     def set_critic(weights: list[float], biases: list[float], out: list[float]) -> None:
-        """Q1 = Σ out_i relu(weight_i a + bias_i)"""
+        """Set Q1 = Σ out_i relu(weight_i a + bias_i)."""
         state = model.policy.state_dict()
         for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
             state[f"critic.qf0.{name}"].zero_()
@@ -606,30 +541,28 @@ def test_gradient_of_the_stochastic_actor_flows_through_its_samples() -> None:
     assert abs(np.tanh(new_mean) - 0.2) < 0.15
 
 
-def test_action_noise_is_off_with_a_stochastic_actor_and_says_so() -> None:
-    """With and without noise the same training, but for a warning."""
-    noise = NormalActionNoise(np.zeros(1), 0.5 * np.ones(1))
-    with pytest.warns(UserWarning, match=r"action_noise .*stochastic"):
-        noisy = stochastic_model(action_noise=noise)
+def test_action_noise_is_not_used_with_a_stochastic_actor() -> None:
+    """A warning says so."""
+    with pytest.warns(UserWarning, match=r"action_noise is not used.*stochastic"):
+        noisy = stochastic_agent(action_noise=normal_noise(0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        plain = stochastic_model()
+        plain = stochastic_agent()
     for model in (noisy, plain):
         model.set_random_seed(1)
         model.learn(30)
     np.testing.assert_array_equal(noisy.replay_buffer.actions, plain.replay_buffer.actions)
-    for key, value in plain.policy.state_dict().items():
-        assert th.equal(noisy.policy.state_dict()[key], value)
+    assert_same_weights(plain, noisy)
 
 
 @pytest.mark.lowest_sb3
-def test_stochastic_actor_is_sac_s() -> None:
-    """The same network and distribution as SB3's SAC, so that the ablation is of the policy alone."""
+def test_stochastic_actor_equals_that_of_sac() -> None:
+    """It has the same network and distribution."""
     kwargs: dict[str, Any] = {"net_arch": [8, 6]}
     own = make_policy(stochastic_actor=True, **kwargs)
     sac = SAC.policy_aliases["MlpPolicy"](OBS_SPACE, ACTION_SPACE, lambda _: 1e-3, **kwargs)
-    sac.actor.load_state_dict(own.actor.state_dict())  # type: ignore[union-attr]
-    obs, _ = batch()
+    sac.actor.load_state_dict(own.actor.state_dict())
+    obs, _ = random_batch()
     for deterministic in (True, False):
         samples = []
         for policy in (own, sac):
@@ -638,49 +571,7 @@ def test_stochastic_actor_is_sac_s() -> None:
         np.testing.assert_array_equal(samples[0], samples[1])
 
 
-# A policy class of the user's own
-
-
-class OwnPolicy(TD3Policy):
-    """SB3's policy with critics one by one."""
-
-
-def test_a_policy_class_derived_from_sb3_s_works_unchanged() -> None:
-    """Whatever SB3's TD3 accepts: its critics need not be TD3X's."""
-    model = TD3X(OwnPolicy, counting_vec_env(1), **tiny())
-    assert isinstance(model.policy, OwnPolicy)
-    assert isinstance(model.critic, ContinuousCritic)
-    model.learn(30)
-    zip_file = io.BytesIO()
-    model.save(zip_file)
-    zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=counting_vec_env(1), device="cpu", trusted=True)
-    obs = np.ones(2, np.float32)
-    np.testing.assert_array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
-    loaded.learn(20)
-
-
-@pytest.mark.parametrize("option", ["layer_norm", "actor_layer_norm", "stochastic_actor"])
-@pytest.mark.parametrize("value", ["no", 2])
-def test_switch_that_is_neither_true_nor_false_is_refused(option: str, value: Any) -> None:
-    """From a command line or YAML a string such as "no" comes easily; it would count as yes."""
-    with pytest.raises(ValueError, match=option):
-        make_policy(**{option: value})
-
-
 @pytest.mark.parametrize("value", [5, nn.ReLU(), [nn.ReLU]])
 def test_critic_activation_that_is_no_class_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="critic_activation_fn"):
         make_policy(critic_activation_fn=value)
-
-
-def test_options_of_yaml() -> None:
-    """From the zoo's YAML come strings, numbers and booleans alone, and an env's name."""
-    policy_kwargs = {
-        "net_arch": {"pi": [8], "qf": [8]},
-        "n_critics": 3,
-        "layer_norm": True,
-        "actor_layer_norm": True,
-        "critic_activation_fn": "mish",
-    }
-    TD3X("MlpPolicy", "Pendulum-v1", **tiny(policy_kwargs=policy_kwargs)).learn(20)

@@ -1,4 +1,4 @@
-"""The one place that lists what TD3X takes from SB3 beside its public interface."""
+"""List the private methods of SB3 that TD3X uses, and check that SB3 still has them."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x import TD3X
 from sb3_td3x.policies import TD3XPolicy
 
-# Private methods of SB3 that TD3X overrides, with the parameters that SB3 calls them with
+# Private methods of SB3 that TD3X overrides, with their parameters
 OVERRIDDEN = {
     "_excluded_save_params": [],
     "_get_torch_save_params": [],
@@ -27,7 +27,7 @@ CALLED = {
 }
 # Private methods of SB3's HerReplayBuffer that checkpoints call
 HER_CALLED = {"_compute_episode_length": ["env_idx"]}
-# The same for the policy
+# Private methods of SB3's policy that TD3X's policy overrides
 POLICY_OVERRIDDEN = {
     "_get_constructor_parameters": [],
     "_predict": ["observation", "deterministic"],
@@ -43,22 +43,21 @@ def parameters(cls: type, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
-def test_sb3_still_has_the_method(name: str) -> None:
+def test_sb3_has_the_method(name: str) -> None:
     assert parameters(OffPolicyAlgorithm, name) == {**OVERRIDDEN, **CALLED}[name]
 
 
 @pytest.mark.parametrize("name", HER_CALLED)
-def test_sb3_hindsight_buffer_still_has_the_method(name: str) -> None:
+def test_sb3s_her_buffer_has_the_method(name: str) -> None:
     assert parameters(HerReplayBuffer, name) == HER_CALLED[name]
 
 
 @pytest.mark.parametrize("name", POLICY_OVERRIDDEN)
-def test_sb3_policy_still_has_the_method(name: str) -> None:
+def test_sb3s_policy_has_the_method(name: str) -> None:
     assert parameters(TD3Policy, name) == POLICY_OVERRIDDEN[name]
 
 
-def test_list_is_whole() -> None:
-    """Every private method of SB3 that is overridden stands in the lists above."""
+def test_all_overridden_methods_are_listed() -> None:
     sb3_methods = set(dir(OffPolicyAlgorithm))
     assert {name for name, value in vars(TD3X).items() if is_private_method(name, value)} & sb3_methods == set(
         OVERRIDDEN

@@ -1,3 +1,5 @@
+"""The reward shaping hooks, and building them from YAML."""
+
 import functools
 import pickle
 import re
@@ -53,7 +55,7 @@ def make_batch(
     )
 
 
-# What paths in YAML may point to
+# Functions, classes and objects for dotted paths
 
 
 def first_entry(observations: Any) -> np.ndarray:
@@ -73,18 +75,18 @@ def needs_bonus(batch: ShapingBatch, bonus: float) -> tuple[np.ndarray, np.ndarr
 
 
 class Square:
-    """A callable that is no RewardShaping"""
+    """A callable that is not a RewardShaping."""
 
     def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
         return batch.rewards**2, batch.terminations
 
 
-class NoHook:
+class NotAHook:
     pass
 
 
 class Incomplete(RewardShaping):
-    """Abstract still"""
+    """A hook without ``__call__``."""
 
 
 class NothingIsTerminal(RewardShaping):
@@ -98,18 +100,13 @@ a_hook = RewardScale(2.0)
 
 
 class Recorder(RewardShaping):
-    """Keeps the batches that it has seen"""
+    """A hook that keeps its last batch and changes nothing."""
 
-    def __init__(self) -> None:
-        self._batches: list[ShapingBatch] = []
+    last: ShapingBatch
 
     def __call__(self, batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
-        self._batches.append(batch)
+        self.last = batch
         return batch.rewards, batch.terminations
-
-    @property
-    def last(self) -> ShapingBatch:
-        return self._batches[-1]
 
 
 # The built-in hooks
@@ -126,11 +123,11 @@ transitions = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(transitions)
-def test_fall_penalty_is_the_function_of_document_000(steps: list[tuple[float, tuple[bool, bool]]]) -> None:
+def test_fall_penalty_equals_the_function_of_document_000(steps: list[tuple[float, tuple[bool, bool]]]) -> None:
     rewards, flags = [reward for reward, _ in steps], [flag for _, flag in steps]
     batch = make_batch(rewards, [termination for termination, _ in flags], [truncation for _, truncation in flags])
     shaped, terminations = shape(FallPenalty(), batch)
-    for i, reward in enumerate(rewards):  # a single environment at a time, as in the document
+    for i, reward in enumerate(rewards):
         expected = (-1.0, True) if reward <= -100.0 else (reward, False)
         assert (shaped[i], terminations[i]) == expected
 
@@ -142,14 +139,14 @@ def test_fall_penalty_with_other_numbers() -> None:
 
 
 @pytest.mark.parametrize(("num_timesteps", "penalty"), [(1, -1.07), (100, -8.0), (200, -15.0), (1000, -15.0)])
-def test_fall_penalty_rises(num_timesteps: int, penalty: float) -> None:
+def test_fall_penalty_changes_during_its_warmup(num_timesteps: int, penalty: float) -> None:
     hook = FallPenalty(penalty=-15.0, initial_penalty=-1.0, warmup=200)
     rewards, terminations = shape(hook, make_batch([-100.0, 2.0], num_timesteps=num_timesteps))
     np.testing.assert_allclose(rewards, [penalty, 2.0], rtol=1e-6)
     np.testing.assert_array_equal(terminations, [True, False])
 
 
-def test_scale_offset_and_clip_leave_terminations() -> None:
+def test_scale_offset_and_clip_keep_terminations() -> None:
     batch = make_batch([-3.0, 0.5, 4.0], [True, False, False], [False, True, False])
     for hook, expected in (
         (RewardScale(0.1), [-0.3, 0.05, 0.4]),
@@ -172,13 +169,13 @@ def test_action_cost(shape_of_actions: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("num_timesteps", "price"), [(1, 0.0005), (50, 0.025), (200, 0.1), (1000, 0.1)])
-def test_action_cost_rises(num_timesteps: int, price: float) -> None:
+def test_action_cost_rises_during_its_warmup(num_timesteps: int, price: float) -> None:
     batch = replace(make_batch([1.0], num_timesteps=num_timesteps), actions=np.array([[0.5, -2.0]]))
     rewards, _ = shape(ActionCost(0.1, warmup=200), batch)
     np.testing.assert_allclose(rewards, [1.0 - 2.5 * price], rtol=1e-6)
 
 
-def test_potential_difference_of_step_termination_and_truncation() -> None:
+def test_potential_shaping_of_a_step_a_termination_and_a_truncation() -> None:
     batch = make_batch(
         rewards=[1.0, 1.0, 1.0],
         terminations=[False, True, False],
@@ -207,8 +204,8 @@ def test_potential_of_dict_observations() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=20), st.floats(0.5, 1.0), st.booleans())
-def test_potentials_of_an_episode_cancel(states: list[float], gamma: float, terminal: bool) -> None:
-    """The return of an episode changes by what does not depend on its actions: Φ at the start (and at a cut-off)"""
+def test_potentials_cancel_over_an_episode(states: list[float], gamma: float, terminal: bool) -> None:
+    """The return only changes by Φ of the first state, and of the last state if the episode is truncated."""
     hook, total = PotentialShaping(first_entry), 0.0
     n_steps = len(states) - 1
     for t in range(n_steps):
@@ -226,15 +223,15 @@ def test_potentials_of_an_episode_cancel(states: list[float], gamma: float, term
     assert total == pytest.approx(expected, abs=1e-4)
 
 
-# The optimal policy of a small known MDP: a corridor of 7 cells, both ends terminal. The near end pays 1, the far one
-# 10; a step costs 0.1, and one in ten goes the wrong way. From cell 1 on it pays to walk right all the way.
+# A small MDP with a known optimal policy: a corridor of 7 cells with terminal ends. The left end has a reward of 1, the
+# right end of 10, each step costs 0.1, and one step in ten goes the wrong way. Walking right is optimal everywhere.
 
 N_CELLS, GAMMA, SLIP = 7, 0.9, 0.1
 LEFT, RIGHT = 0, 1
 
 
 def corridor() -> tuple[np.ndarray, ShapingBatch]:
-    """Every (cell, action, outcome): its probability of shape (inner cells, 2, 2), and the transitions as a batch"""
+    """Return the probabilities of (inner cell, action, outcome), of shape (5, 2, 2), and the transitions as a batch."""
     cells, actions, outcomes = (
         grid.ravel() for grid in np.meshgrid(range(1, N_CELLS - 1), [0, 1], [0, 1], indexing="ij")
     )
@@ -245,8 +242,8 @@ def corridor() -> tuple[np.ndarray, ShapingBatch]:
     return probabilities, make_batch(rewards, ends, None, cells[:, None], next_cells[:, None], GAMMA)
 
 
-def optimal_values(hook: RewardShaping | None) -> np.ndarray:
-    """Value iteration on the shaped rewards; the ends of the corridor are terminal, whatever the hook does"""
+def optimal_q_values(hook: RewardShaping | None) -> np.ndarray:
+    """Return Q after value iteration on the shaped rewards, with the ends of the corridor always terminal."""
     probabilities, batch = corridor()
     rewards = batch.rewards if hook is None else shape(hook, batch)[0]
     next_cells = batch.next_observations[:, 0]
@@ -259,32 +256,32 @@ def optimal_values(hook: RewardShaping | None) -> np.ndarray:
 
 
 def test_known_optimal_policy_of_the_corridor() -> None:
-    q_values = optimal_values(None)
+    q_values = optimal_q_values(None)
     np.testing.assert_array_equal(q_values.argmax(axis=1), [RIGHT] * (N_CELLS - 2))
-    assert np.abs(q_values[:, RIGHT] - q_values[:, LEFT]).min() > 0.5  # no tie that rounding could decide
+    assert np.abs(q_values[:, RIGHT] - q_values[:, LEFT]).min() > 0.5  # no near ties
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-100, 100), min_size=N_CELLS, max_size=N_CELLS))
-def test_potential_shaping_leaves_the_optimal_policy(potentials: list[float]) -> None:
+def test_potential_shaping_keeps_the_optimal_policy(potentials: list[float]) -> None:
     table = np.array(potentials)
-    shaped = optimal_values(PotentialShaping(lambda observations: table[observations[:, 0]]))
-    raw = optimal_values(None)
+    shaped = optimal_q_values(PotentialShaping(lambda observations: table[observations[:, 0]]))
+    raw = optimal_q_values(None)
     np.testing.assert_array_equal(shaped.argmax(axis=1), raw.argmax(axis=1))
-    np.testing.assert_allclose(shaped, raw - table[1:-1, None], atol=1e-3)  # Ng et al.: Q shifts by Φ(s), no more
+    np.testing.assert_allclose(shaped, raw - table[1:-1, None], atol=1e-3)  # Ng et al.: Q only shifts by Φ(s)
 
 
-def test_bonus_that_is_no_potential_changes_the_optimal_policy() -> None:
+def test_a_bonus_that_is_not_a_potential_changes_the_optimal_policy() -> None:
     def bonus(batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
         return batch.rewards + 2.0 * (batch.next_observations[:, 0] == 2), batch.terminations
 
-    policy = optimal_values(FunctionShaping(bonus)).argmax(axis=1)
-    np.testing.assert_array_equal(policy[:3], [RIGHT, RIGHT, LEFT])  # walks to and fro around cell 2
+    policy = optimal_q_values(FunctionShaping(bonus)).argmax(axis=1)
+    np.testing.assert_array_equal(policy[:3], [RIGHT, RIGHT, LEFT])  # walks back and forth around cell 2
 
 
-def test_potential_that_is_paid_in_terminal_states_changes_the_optimal_policy() -> None:
+def test_a_potential_of_terminal_states_changes_the_optimal_policy() -> None:
     hook = ShapingChain([NothingIsTerminal(), PotentialShaping(lambda observations: 50.0 * (observations[:, 0] == 0))])
-    np.testing.assert_array_equal(optimal_values(hook).argmax(axis=1), [LEFT] * (N_CELLS - 2))
+    np.testing.assert_array_equal(optimal_q_values(hook).argmax(axis=1), [LEFT] * (N_CELLS - 2))
 
 
 # Chains
@@ -306,8 +303,7 @@ def test_later_hooks_see_shaped_rewards_and_terminations() -> None:
     assert rewards.dtype == recorder.last.rewards.dtype == np.float32
 
 
-# A fall in the middle of an episode, a fall that ends it, a fall at the time limit, then: the goal, the time limit,
-# a step like any other
+# A fall in the middle of an episode, at its end, and at the time limit; then a goal, a time limit, and an ordinary step
 ENDS = make_batch([-100, -100, -100, 5, 5, 5], [0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 1, 0])
 
 
@@ -319,7 +315,7 @@ def test_truncations_follow_changed_terminations() -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_revoked_terminations_are_truncations_where_the_episode_ended(nested: bool) -> None:
+def test_revoked_terminations_are_truncations_if_the_episode_ended(nested: bool) -> None:
     recorder = Recorder()
     later: list[Any] = [NothingIsTerminal(), recorder]
     shape(ShapingChain([FallPenalty(), ShapingChain(later)] if nested else [FallPenalty(), *later]), ENDS)
@@ -349,7 +345,7 @@ def test_chain_names_the_hook_that_fails() -> None:
 # make_reward_shaping
 
 
-def test_no_hook_and_hooks_stay_as_they_are() -> None:
+def test_none_and_hooks_are_returned_unchanged() -> None:
     hook = FallPenalty()
     assert make_reward_shaping(None) is None
     assert make_reward_shaping(hook) is hook
@@ -392,7 +388,7 @@ SCALE = "sb3_td3x.shaping.RewardScale"
         ((RewardScale(1.0), [RewardScale(2.0)]), "ShapingChain([RewardScale(scale=1.0), RewardScale(scale=2.0)])"),
     ],
 )
-def test_specifications(spec: Any, expected: str) -> None:
+def test_hooks_are_built_from_specifications(spec: Any, expected: str) -> None:
     assert repr(make_reward_shaping(spec)) == expected
 
 
@@ -407,7 +403,7 @@ def test_specifications(spec: Any, expected: str) -> None:
         ([f"{HERE}.Square", {SCALE: {"scale": 2.0}}, f"{HERE}.add_bonus"], 19.0),
     ],
 )
-def test_specifications_do_what_they_say(spec: Any, expected: float) -> None:
+def test_hooks_from_specifications_return_rewards_and_terminations(spec: Any, expected: float) -> None:
     hook = make_reward_shaping(spec)
     assert hook is not None
     rewards, terminations = shape(hook, make_batch([3.0], [True]))
@@ -417,7 +413,7 @@ def test_specifications_do_what_they_say(spec: Any, expected: float) -> None:
 @pytest.mark.parametrize(
     ("spec", "messages"),
     [
-        # paths that lead nowhere, with the closest match
+        # paths that do not exist
         ("sb3_td3x.shaping.FallPenality", ["'sb3_td3x.shaping.FallPenality'", f"did you mean '{FALL_PENALTY}'"]),
         ("sb3_td3x.shapping.FallPenalty", ["No module named", f"did you mean '{FALL_PENALTY}'"]),
         ("FallPenalty", [f"did you mean '{FALL_PENALTY}'"]),
@@ -437,7 +433,7 @@ def test_specifications_do_what_they_say(spec: Any, expected: float) -> None:
         ({f"{HERE}.add_bonus": {"bonsu": 1.0}}, ["'bonsu'", "arguments allowed: bonus"]),
         ({f"{HERE}.add_bonus": {"batch": 1.0}}, ["'batch'", "arguments allowed: bonus"]),
         ({f"{HERE}.a_hook": {"scale": 1.0}}, ["'scale'", "arguments allowed: none"]),
-        # things that are no hooks
+        # objects that are not hooks
         ({}, ["{}", "one entry"]),
         ({FALL_PENALTY: {}, SCALE: {"scale": 1.0}}, [FALL_PENALTY, "one entry", "as a list"]),
         ([], ["[]", "at least one hook"]),
@@ -445,13 +441,13 @@ def test_specifications_do_what_they_say(spec: Any, expected: float) -> None:
         ([FALL_PENALTY, None], ["None", "a callable"]),
         (5, ["5", "a callable", "the dotted path", "{path: keyword arguments}"]),
         ("math.pi", ["'math.pi'", "a callable"]),
-        (f"{HERE}.NoHook", ["NoHook", "a class of callables"]),
-        (NoHook, ["NoHook", "a class of callables"]),
+        (f"{HERE}.NotAHook", ["NotAHook", "a class of callables"]),
+        (NotAHook, ["NotAHook", "a class of callables"]),
         (f"{HERE}.Incomplete", ["Incomplete", "abstract"]),
         ({"sb3_td3x.shaping.FunctionShaping": {"function": "f"}}, ["function='f' is not allowed", "callable"]),
     ],
 )
-def test_bad_specifications(spec: Any, messages: list[str]) -> None:
+def test_bad_specifications_are_refused(spec: Any, messages: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^reward_shaping=.* is not allowed") as error:
         make_reward_shaping(spec)
     for message in messages:
@@ -468,7 +464,7 @@ def test_bad_specifications(spec: Any, messages: list[str]) -> None:
         ({f"{HERE}.weighted_entry": {"wait": 1.0}}, ["'wait'", "arguments allowed: weight"]),
     ],
 )
-def test_bad_potentials(spec: Any, messages: list[str]) -> None:
+def test_bad_potentials_are_refused(spec: Any, messages: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^potential=.* is not allowed") as error:
         PotentialShaping(spec)
     for message in messages:
@@ -492,7 +488,7 @@ NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), "one", None, True, [1.0
         (functools.partial(RewardClip, low=-1.0), "high", NO_NUMBERS),
     ],
 )
-def test_bad_numbers(hook_class: Any, argument: str, values: list[Any]) -> None:
+def test_bad_numbers_are_refused(hook_class: Any, argument: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(ValueError, match=re.escape(f"{argument}={value!r} is not allowed, expected a number")):
             hook_class(**{argument: value})
@@ -500,12 +496,12 @@ def test_bad_numbers(hook_class: Any, argument: str, values: list[Any]) -> None:
 
 @pytest.mark.parametrize("warmup", [-1, 0.5, "long", None, True, float("nan")])
 @pytest.mark.parametrize("hook_class", [functools.partial(ActionCost, 0.1), FallPenalty])
-def test_bad_warmup(hook_class: Any, warmup: Any) -> None:
+def test_bad_warmups_are_refused(hook_class: Any, warmup: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"warmup={warmup!r} is not allowed, expected an integer >= 0")):
         hook_class(warmup=warmup)
 
 
-# shape: what a hook returns, and what it may touch
+# shape
 
 
 @pytest.mark.parametrize(
@@ -519,7 +515,7 @@ def test_bad_warmup(hook_class: Any, warmup: Any) -> None:
         (lambda batch: (batch.rewards[:, None], batch.terminations), "float32 of shape (2, 1) as rewards"),
         (lambda batch: (["a", "b"], batch.terminations), "as rewards, expected numbers"),
         (lambda batch: ([1.0, None], batch.terminations), "object of shape (2,) as rewards, expected numbers"),
-        (lambda batch: ([1.0, [2.0]], batch.terminations), "rewards that are no array"),
+        (lambda batch: ([1.0, [2.0]], batch.terminations), "rewards that are not an array"),
         (lambda batch: (batch.rewards * 1j, batch.terminations), "complex64 of shape (2,) as rewards"),
         (lambda batch: (batch.rewards, False), "bool of shape () as terminations, expected bool of shape (2,)"),
         (lambda batch: (batch.rewards, batch.terminations[:, None]), "bool of shape (2, 1) as terminations"),
@@ -530,7 +526,7 @@ def test_bad_warmup(hook_class: Any, warmup: Any) -> None:
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_bad_output_names_the_hook(result: Any, message: str) -> None:
+def test_bad_results_are_refused_with_the_name_of_the_hook(result: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"^FunctionShaping\(function=.*lambda.*\) returned ") as error:
         shape(FunctionShaping(result), make_batch([1.0, 2.0]))
     assert message in str(error.value)
@@ -543,12 +539,12 @@ def test_rewards_become_float32(rewards: Any) -> None:
     np.testing.assert_array_equal(shaped, np.array(rewards, dtype=np.float32))
 
 
-def test_potential_of_the_wrong_shape_names_the_hook() -> None:
+def test_a_potential_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"PotentialShaping\(.*potential has shape \(2, 1\), expected \(2,\)"):
         shape(PotentialShaping(lambda observations: observations), make_batch([1.0, 2.0]))
 
 
-def test_potential_that_is_not_finite_names_the_hook() -> None:
+def test_a_potential_that_is_not_finite_is_refused() -> None:
     batch = make_batch([1.0, 2.0], observations=np.array([[0.0], [np.nan]]))
     with pytest.raises(ValueError, match=r"PotentialShaping\(.*first_entry\) returned the reward nan for env 1"):
         shape(PotentialShaping(first_entry), batch)
@@ -565,18 +561,18 @@ def test_potential_that_is_not_finite_names_the_hook() -> None:
         lambda batch: batch.next_observations["state"].fill(7.0),
     ],
 )
-def test_a_hook_cannot_write_to_the_arrays_of_the_environment(corrupt: Any) -> None:
+def test_a_hook_cannot_write_to_its_arrays(corrupt: Any) -> None:
     observations, next_observations = {"state": np.zeros((2, 3))}, {"state": np.ones((2, 3))}
     batch = make_batch([1.0, 2.0], observations=observations, next_observations=next_observations)
     before = pickle.dumps(batch)
     with pytest.raises(ValueError, match="read-only"):
         shape(FunctionShaping(corrupt), batch)
     assert pickle.dumps(batch) == before
-    batch.rewards[:] = 3.0  # the owner still can
+    batch.rewards[:] = 3.0  # the caller still can
     observations["state"][:] = 3.0
 
 
-def test_a_hook_cannot_change_infos_or_share_its_output() -> None:
+def test_a_hook_cannot_change_infos_or_later_change_its_result() -> None:
     def careless(batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
         batch.infos[0]["episode"] = "gone"
         return batch.rewards, batch.terminations
@@ -608,7 +604,7 @@ SAVED_HOOKS = [
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 @pytest.mark.parametrize("hook", SAVED_HOOKS, ids=repr)
-def test_pickled_hook_is_the_same(hook: RewardShaping, pickler: Any) -> None:
+def test_hooks_are_pickled(hook: RewardShaping, pickler: Any) -> None:
     loaded = pickler.loads(pickler.dumps(hook))
     assert repr(loaded) == repr(hook)
     assert loaded.changes_terminations == hook.changes_terminations
@@ -616,7 +612,7 @@ def test_pickled_hook_is_the_same(hook: RewardShaping, pickler: Any) -> None:
         np.testing.assert_array_equal(before, after)
 
 
-def test_lambda_is_pickled_by_value() -> None:
+def test_lambdas_are_pickled_by_value() -> None:
     hook = FunctionShaping(lambda batch: (batch.rewards + 1.0, batch.terminations))
     loaded = pickle.loads(cloudpickle.dumps(hook))
     np.testing.assert_array_equal(shape(loaded, ENDS)[0], ENDS.rewards + 1.0)

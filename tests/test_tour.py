@@ -1,4 +1,4 @@
-"""The notebook of examples/: as it is stored, and that it runs."""
+"""The notebook in examples/: its stored outputs, and running it."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def outputs(notebook: Any) -> Iterator[Any]:
 
 
 def assert_shows_all(notebook: Any) -> None:
-    """Pictures of all curves, two animations, and no errors or warnings."""
+    """Assert that a notebook shows all plots and two animations, without errors or warnings."""
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     assert not [output.text for output in outputs(notebook) if output.get("name") == "stderr"]
     shown = [output.data for output in outputs(notebook) if "data" in output]
@@ -32,7 +32,7 @@ def test_stored_outputs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    # Run once, from top to bottom
+    # The cells were run once, from top to bottom
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert_shows_all(notebook)
     assert "/home/" not in NOTEBOOK.read_text(encoding="utf-8")
@@ -42,10 +42,10 @@ def test_stored_outputs() -> None:
 def test_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOUR_STEPS", "450")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    # The kernel shall import the package from where the tests do
+    # The kernel must import the same package as the tests
     path = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{path}" if path else str(ROOT))
-    # Plots go into the notebook, whatever the tests' own backend
+    # Plots must go into the notebook, not to the backend of the tests
     monkeypatch.delenv("MPLBACKEND", raising=False)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()

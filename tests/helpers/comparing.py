@@ -1,15 +1,15 @@
-"""What is compared where two trainings, agents or processes shall be the same."""
+"""Compare agents, random generators and training runs bit for bit."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 
-def everything(model: OffPolicyAlgorithm) -> dict[str, np.ndarray]:
-    """Copies of all parameters, the optimizers' state and the contents of the buffer."""
+def everything(model: Any) -> dict[str, np.ndarray]:
+    """Return copies of an agent's parameters, optimizer states, and stored actions, rewards and dones."""
     found = {}
     for name, state in model.get_parameters().items():
         if name == "policy":
@@ -22,20 +22,20 @@ def everything(model: OffPolicyAlgorithm) -> dict[str, np.ndarray]:
                     for key, value in entry.items()
                 }
             )
-    assert model.replay_buffer is not None
     for name in ("actions", "rewards", "dones", "timeouts"):
         found[name] = getattr(model.replay_buffer, name).copy()
     return found
 
 
 def assert_identical(expected: dict[str, np.ndarray], actual: dict[str, np.ndarray]) -> None:
+    """Assert that two results of ``everything`` are equal."""
     assert expected.keys() == actual.keys()
     for key, value in expected.items():
         np.testing.assert_array_equal(actual[key], value, err_msg=key)
 
 
 def global_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and PyTorch's global generators, comparable by ==."""
+    """Return the states of Python's, NumPy's and PyTorch's global random generators, in a form that == compares."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
     return {
@@ -45,6 +45,18 @@ def global_states() -> dict[str, Any]:
     }
 
 
-def state_dicts_are_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether two state dictionaries hold the same tensors, bit for bit."""
+def state_dicts_are_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two state dictionaries contain the same tensors."""
     return first.keys() == second.keys() and all(th.equal(first[key], second[key]) for key in first)
+
+
+def assert_same_tensors(expected: Mapping[str, th.Tensor], actual: Mapping[str, th.Tensor]) -> None:
+    """Assert that two state dictionaries contain the same tensors, and name the first that differs."""
+    assert expected.keys() == actual.keys()
+    for key, value in expected.items():
+        assert th.equal(value, actual[key]), key
+
+
+def assert_same_weights(expected: Any, actual: Any) -> None:
+    """Assert that two agents have the same weights."""
+    assert_same_tensors(expected.policy.state_dict(), actual.policy.state_dict())

@@ -1,5 +1,6 @@
-"""Small deterministic environments that several test modules share, and short ways to make agents of them."""
+"""Small deterministic environments, and tiny agents to train in them."""
 
+import io
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,17 +8,22 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_td3x import TD3X
 
 
 def tiny(**kwargs: Any) -> dict[str, Any]:
     """
-    :param kwargs: constructor arguments that matter to a test
-    :return: the same with those of an agent that is as small as possible and needs no learning
+    Return constructor arguments of an agent that trains as fast as possible.
+
+    :param kwargs: Arguments that replace the defaults
+    :return: The arguments
     """
     return {
-        # Made anew: SB3's DDPG writes into the user's dictionary
+        # A new dictionary each time, because SB3's DDPG writes into it
         "policy_kwargs": {"net_arch": [8]},
         "buffer_size": 1000,
         "batch_size": 4,
@@ -28,13 +34,45 @@ def tiny(**kwargs: Any) -> dict[str, Any]:
     }
 
 
+def tiny_agent(env: Any = None, policy: Any = "MlpPolicy", cls: Any = TD3X, **kwargs: Any) -> Any:
+    """
+    Make an agent that trains as fast as possible.
+
+    :param env: Its env; None for a ``CountingEnv``
+    :param policy: Its policy
+    :param cls: Its class
+    :param kwargs: Further constructor arguments
+    :return: The agent
+    """
+    return cls(policy, CountingEnv() if env is None else env, **tiny(**kwargs))
+
+
+def zip_of(model: Any) -> io.BytesIO:
+    """Save an agent in memory, and return the zip file at its start."""
+    file = io.BytesIO()
+    model.save(file)
+    file.seek(0)
+    return file
+
+
+def saved_and_loaded(model: Any, **kwargs: Any) -> TD3X:
+    """
+    Save an agent, and load it as a TD3X agent.
+
+    :param model: The agent
+    :param kwargs: Arguments of ``load``
+    :return: The loaded agent
+    """
+    return TD3X.load(zip_of(model), **{"device": "cpu", "trusted": True, **kwargs})
+
+
 class Episode(NamedTuple):
     """
-    How an episode of ``CountingEnv`` goes.
+    An episode of ``CountingEnv``.
 
-    :param length: its number of steps
-    :param terminated: whether it ends in a terminal state; otherwise it is cut off
-    :param last_reward: reward of its last step; by default the number of that step
+    :param length: Number of steps
+    :param terminated: Whether it ends in a terminal state; otherwise it is truncated
+    :param last_reward: Reward of the last step; None for the number of that step
     """
 
     length: int
@@ -44,12 +82,14 @@ class Episode(NamedTuple):
 
 class CountingEnv(gym.Env[np.ndarray, np.ndarray]):
     """
-    Counts: the observation is [number of the episode, steps in it], the reward the number of the step.
-    Nothing depends on the actions, so every transition is known beforehand.
+    An env that counts its episodes and steps.
 
-    :param episodes: the episodes, played in turn again and again
-    :param first_episode: number of the first episode; tells the envs of a ``VecEnv`` apart
-    :param action_space: the action space
+    Observations are [number of the episode, number of the step], and the reward is the number of the step. Actions
+    change nothing, so tests know every transition in advance.
+
+    :param episodes: The episodes, played in this order again and again
+    :param first_episode: Number of the first episode, to distinguish the envs of a ``VecEnv``
+    :param action_space: The action space; None for [-1, 1]
     """
 
     def __init__(
@@ -86,12 +126,45 @@ class CountingEnv(gym.Env[np.ndarray, np.ndarray]):
         return self._obs(), reward, last and episode.terminated, last and not episode.terminated, {"step": self.steps}
 
 
+class RecordingEnv(CountingEnv):
+    """A ``CountingEnv`` that records its actions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.actions: list[np.ndarray] = []
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.actions.append(np.array(action))
+        return super().step(action)
+
+
+class SpacesEnv(gym.Env):
+    """
+    An env that can be reset but not stepped, for tests that only need its spaces.
+
+    :param observation_space: The observation space
+    :param action_space: The action space
+    """
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+
+def image_env(**kwargs: Any) -> FakeImageEnv:
+    """Make an env with gray images of 36 x 36 pixels, the smallest that ``NatureCNN`` accepts."""
+    return FakeImageEnv(**{"screen_height": 36, "screen_width": 36, "n_channels": 1, "discrete": False, **kwargs})
+
+
 class DictObs(gym.ObservationWrapper):
-    """The observation twice in a dictionary, once with its sign changed."""
+    """A wrapper that returns the observation twice in a dictionary, once negated."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        assert isinstance(env.observation_space, spaces.Box)
         self.observation_space = spaces.Dict({"count": env.observation_space, "minus": env.observation_space})
 
     def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
@@ -100,14 +173,14 @@ class DictObs(gym.ObservationWrapper):
 
 class Poison(gym.Wrapper):
     """
-    Puts a bad value where an env of the real world may have one.
+    A wrapper that inserts a bad value once.
 
-    :param env: the env
-    :param quantity: ``reset``: the last entry of the observation after a reset; ``observation``: of the one after
-        a step; ``reward``: the reward
-    :param at: at which reset or step of the env's life, counted from 1
-    :param value: the bad value
-    :param key: the entry of a Dict observation
+    :param env: The env
+    :param quantity: What to change: ``reset`` for the last entry of the observation after a reset, ``observation`` for
+        the last entry of the observation after a step, ``reward`` for the reward
+    :param at: Number of the reset or step, counted from 1
+    :param value: The bad value
+    :param key: Key of the observation to change, for dictionary observations
     """
 
     def __init__(self, env: gym.Env, quantity: str, at: int, value: float = np.nan, key: str | None = None) -> None:
@@ -147,25 +220,15 @@ class Poison(gym.Wrapper):
 
 
 def readable(value: Any) -> str:
-    """
-    :param value: a test's parameter
-    :return: how to name it: without the addresses of functions, which differ between the processes of pytest-xdist
-    """
+    """Return the test id of a parameter, without function addresses, which differ between pytest-xdist processes."""
     return re.sub(r"(<locals>\.)?| at 0x\w+", "", str(value))
 
 
 def vec_env(*envs: gym.Env) -> DummyVecEnv:
-    """
-    :param envs: envs, each with a ``Monitor`` around it here
-    :return: all of them as one
-    """
-    return DummyVecEnv([lambda env=env: Monitor(env) for env in envs])  # type: ignore[misc]
+    """Combine envs in a ``DummyVecEnv``, each wrapped in a ``Monitor``."""
+    return DummyVecEnv([lambda env=env: Monitor(env) for env in envs])
 
 
 def counting_vec_env(n_envs: int, episodes: Sequence[Episode] = (Episode(5, True), Episode(3, False))) -> DummyVecEnv:
-    """
-    :param n_envs: number of envs
-    :param episodes: the episodes of each of them
-    :return: counting envs whose first episodes are numbered 0, 100, 200, ...
-    """
+    """Make a ``VecEnv`` of counting envs whose first episodes are numbered 0, 100, 200, ..."""
     return vec_env(*(CountingEnv(episodes, 100 * idx) for idx in range(n_envs)))

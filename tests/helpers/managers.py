@@ -1,4 +1,4 @@
-"""The zoo's managers."""
+"""Make the zoo's experiment managers."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,16 @@ def make_manager(
     manager_class: Any = ExperimentManager,
     **kwargs: Any,
 ) -> ExperimentManager:
-    """A manager as the zoo's command line makes it, by default with the package's own hyperparameters."""
+    """
+    Make a manager as the zoo's command line does.
+
+    :param folder: Folder for its logs
+    :param defaults: Default hyperparameters; None for those of the package
+    :param env_id: The env
+    :param manager_class: Class of the manager
+    :param kwargs: Further constructor arguments
+    :return: The manager
+    """
     if defaults is not None:
         (folder / "config.yml").write_text(yaml.safe_dump({"default": defaults}))
         kwargs["config"] = str(folder / "config.yml")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: of one's own, thrown away afterwards."""
+"""Start a temporary PostgreSQL server for a test."""
 
 import os
 import pwd
@@ -16,13 +16,11 @@ SECONDS_TO_START = 60
 
 
 def find_programs() -> Path:
-    """
-    :return: the folder of PostgreSQL's programs; the test is skipped where there is none
-    """
+    """Return the folder of PostgreSQL's programs, or skip the test if PostgreSQL is not installed."""
     found = shutil.which("initdb")
     if found:
         return Path(found).resolve().parent
-    # Debian keeps them out of the PATH; the newest version is the last
+    # On Debian they are not on the PATH. Sort by version
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
     if not folders:
         pytest.skip("no PostgreSQL server here: initdb is not installed (on Debian: apt-get install postgresql)")
@@ -32,14 +30,13 @@ def find_programs() -> Path:
 @contextmanager
 def postgresql_server() -> Iterator[str]:
     """
-    Start a server that listens on a Unix socket in a folder of its own, so that neither its port nor its data can be
-    those of another.
+    Start a server whose data and Unix socket are in a temporary folder, so that it cannot conflict with another server.
 
-    :return: the URL of its database, for SQLAlchemy
+    :return: The URL of its database for SQLAlchemy
     """
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'sb3-td3x[postgresql]'")
     programs = find_programs()
-    # Not pytest's tmp_path: only its owner may enter that, and the path of a Unix socket must be short
+    # Only its owner may enter pytest's tmp_path, and the path of a Unix socket must be short
     folder = Path(tempfile.mkdtemp(prefix="td3x-postgresql-"))
     # PostgreSQL refuses to run as root
     user: dict[str, Any] = {}
@@ -49,7 +46,7 @@ def postgresql_server() -> Iterator[str]:
         os.chown(folder, nobody.pw_uid, nobody.pw_gid)
 
     def run(program: str, *arguments: str) -> None:
-        # The server would keep a pipe open
+        # Write to a file, because the server would keep a pipe open
         with (folder / f"{program}.txt").open("w+") as output:
             command = [str(programs / program), "-D", str(folder / "data"), *arguments]
             process = subprocess.run(command, cwd=folder, stdout=output, stderr=output, **user)

@@ -1,4 +1,4 @@
-"""Other processes, as a user starts them."""
+"""Start other processes, as a user does."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Seconds for one command; most take some five, many times that on a machine at work
+# Seconds for one command. Most take about five, but many times that on a busy machine
 TIMEOUT = 400
 
 HOLD_LOCK = """
@@ -21,13 +21,13 @@ sys.stdin.read()
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """A user's environment without a display; what comes from the test run itself is taken out."""
+    """Return a user's environment variables without a display, and without those that only the tests set."""
     inherited = {key: os.environ[key] for key in os.environ if key not in ("PYTHONPATH", "SB3_TD3X_AUTOLOAD")}
     return {**inherited, "SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", **variables}
 
 
 def run_python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, whatever comes of it."""
+    """Run Python in a folder, and return the finished process, whether it failed or not."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -40,7 +40,7 @@ def run_python(folder: Path, *arguments: str, **variables: str) -> subprocess.Co
 
 @contextlib.contextmanager
 def held_by_another_process(folder: Path) -> Iterator[None]:
-    """It is killed in the end."""
+    """Let another process hold the lock of a folder, and kill the process at the end."""
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD_LOCK, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,18 +1,19 @@
 """
-Updates and acting as CUDA graphs. Without a GPU, the same code with functions in the place of graphs: what is captured,
-when it is captured again, and that nothing is lost where the capture fails.
+CUDA graphs of the updates and of acting.
+
+Without a GPU, the tests replace graphs by functions: they check what is captured, when it is captured again, and that
+training continues if a capture fails.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, DictObs, tiny, vec_env
-from stable_baselines3.common.envs import FakeImageEnv
+from envs import CountingEnv, DictObs, image_env, tiny_agent, vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
@@ -27,13 +28,13 @@ needs_gpu = pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
 
 @pytest.fixture
 def capturable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any Adam, as on a GPU."""
+    """Use the capturable Adam on the CPU."""
     monkeypatch.setattr(CapturableAdam, "is_possible", staticmethod(_is_fused_adam))
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch, capturable: None) -> Iterator[list[str]]:
-    """Functions instead of graphs, on the CPU; lists what was captured."""
+def captured(monkeypatch: pytest.MonkeyPatch, capturable: None) -> list[str]:
+    """Replace graphs by functions, and list the names of the captured functions."""
     calls: list[str] = []
 
     def capture(function: Callable[[], None]) -> Callable[[], None]:
@@ -47,6 +48,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, capturable: None) -> Iterator[list
 
 @pytest.fixture
 def captured_acting(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace also the graph of acting by a function."""
     is_possible = ActingGraph.is_possible
 
     def on_the_cpu(networks: Any, obs: Any) -> bool:
@@ -59,7 +61,7 @@ def captured_acting(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 class WithStatistics(BaseFeaturesExtractor):
-    """Batch normalisation, dropout, and a layer that nobody uses."""
+    """A features extractor with batch normalization, dropout, and an unused layer."""
 
     def __init__(self, observation_space: gym.Space) -> None:
         super().__init__(observation_space, 4)
@@ -71,13 +73,13 @@ class WithStatistics(BaseFeaturesExtractor):
         return features
 
 
-def image_env() -> gym.Env:
-    env = FakeImageEnv(action_dim=1, screen_height=36, screen_width=36, n_channels=1, discrete=False)
+def seeded_image_env() -> gym.Env:
+    env = image_env(action_dim=1)
     env.observation_space.seed(0)
     return env
 
 
-# What an agent may be made of: arguments, and its env
+# Case: (arguments, function that makes the env)
 CASES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "default": ({}, CountingEnv),
     "several updates": ({"gradient_steps": 5, "train_freq": 2}, CountingEnv),
@@ -104,17 +106,18 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
         CountingEnv,
     ),
     "dict": ({}, lambda: DictObs(CountingEnv())),
-    "images": ({"policy_kwargs": {"net_arch": [8]}}, image_env),
+    "images": ({"policy_kwargs": {"net_arch": [8]}}, seeded_image_env),
 }
 
 
-def make(case: str = "default", **kwargs: Any) -> TD3X:
+def agent(case: str = "default", **kwargs: Any) -> TD3X:
     arguments, make_env = CASES[case]
     policy = {"dict": "MultiInputPolicy", "images": "CnnPolicy"}.get(case, "MlpPolicy")
-    return TD3X(policy, make_env(), **tiny(**{"learning_rate": "lin_1e-2", "seed": 0, **arguments, **kwargs}))
+    return tiny_agent(make_env(), policy, **{"learning_rate": "lin_1e-2", "seed": 0, **arguments, **kwargs})
 
 
 def state(model: TD3X) -> list[th.Tensor]:
+    """Return the weights and optimizer states."""
     optimizers = [network.optimizer.state_dict()["state"] for network in (model.actor, model.critic)]
     entries = [tensor for optimizer in optimizers for entry in optimizer.values() for tensor in entry.values()]
     return [*model.policy.state_dict().values(), *entries]
@@ -126,11 +129,11 @@ def assert_same(model: TD3X, other: TD3X) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_same_training_as_without(case: str, request: pytest.FixtureRequest) -> None:
-    """Parameters, optimizers, statistics, counters and logs, bit for bit: the same batches, noise, learning rates."""
-    expected = make(case).learn(40)
+def test_training_is_the_same_as_without_graphs(case: str, request: pytest.FixtureRequest) -> None:
+    """The same batches, noise and learning rates give the same weights and optimizer states, bit for bit."""
+    expected = agent(case).learn(40)
     captured = request.getfixturevalue("captured")
-    model = make(case).learn(40)
+    model = agent(case).learn(40)
     assert captured == ["_update_once", "_update_once"]
     assert_same(model, expected)
     assert model._n_updates == expected._n_updates
@@ -139,8 +142,8 @@ def test_same_training_as_without(case: str, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.parametrize("case", ["default", "GELU"])
-def test_captured_again_only_where_needed(case: str, captured: list[str]) -> None:
-    model = make(case).learn(20)
+def test_updates_are_captured_again_only_after_changes(case: str, captured: list[str]) -> None:
+    model = agent(case).learn(20)
     model.learn(5, reset_num_timesteps=False)
     model.lr_schedule = lambda _: 1e-4
     model.train(2, batch_size=4)
@@ -168,8 +171,8 @@ def test_captured_again_only_where_needed(case: str, captured: list[str]) -> Non
     assert len(captured) == n_captures + 2
 
 
-def test_captured_again_for_other_normalization(captured: list[str]) -> None:
-    model = make("normalized").learn(40)
+def test_updates_are_captured_again_after_changes_of_vec_normalize(captured: list[str]) -> None:
+    model = agent("normalized").learn(40)
     assert len(captured) == 2
     vec_normalize = model.get_vec_normalize_env()
     assert vec_normalize is not None
@@ -180,10 +183,10 @@ def test_captured_again_for_other_normalization(captured: list[str]) -> None:
 
 @pytest.mark.parametrize("case", ["default", "GELU", "batch norm, dropout"])
 @pytest.mark.parametrize("failure", ["capture", "result"])
-def test_failure_leaves_everything_as_it_was(
+def test_training_continues_without_graphs_after_a_failure(
     failure: str, case: str, captured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One warning, and the same training as without graphs, random numbers included."""
+    """There is one warning, and the training is the same as without graphs."""
 
     def capture(function: Callable[[], None]) -> Callable[[], None]:
         if failure == "capture":
@@ -192,29 +195,29 @@ def test_failure_leaves_everything_as_it_was(
 
     monkeypatch.setattr(cuda_graphs, "capture", capture)
     with pytest.warns(UserWarning, match="could not be captured as CUDA graphs") as warned:
-        model = make(case).learn(40)
+        model = agent(case).learn(40)
     assert len(warned) == 1
     monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
-    assert_same(model, make(case).learn(40))
+    assert_same(model, agent(case).learn(40))
 
 
-def test_not_on_the_cpu() -> None:
-    model = make().learn(20)
+def test_graphs_are_not_used_on_the_cpu() -> None:
+    model = agent().learn(20)
     assert not UpdateGraphs.is_possible(model._current_update(), model.replay_buffer)
     assert not ActingGraph.is_possible(model._current_update().networks, np.zeros((1, 2)))
 
 
 @pytest.mark.parametrize("optimizer_class", [th.optim.SGD, th.optim.RMSprop])
 def test_other_optimizers_are_not_captured(optimizer_class: Any, capturable: None) -> None:
-    model = make(policy_kwargs={"net_arch": [8], "activation_fn": nn.GELU, "optimizer_class": optimizer_class}).learn(
+    model = agent(policy_kwargs={"net_arch": [8], "activation_fn": nn.GELU, "optimizer_class": optimizer_class}).learn(
         20
     )
     assert {type(it) for it in model._current_update().optimizers} == {optimizer_class}
 
 
-def test_captured_acting_is_predict_s(captured_acting: list[str]) -> None:
-    """Also after the networks or the number of envs have changed."""
-    model = make().learn(20)
+def test_captured_acting_equals_predict(captured_acting: list[str]) -> None:
+    """It is captured again after changes of the networks or the number of envs."""
+    model = agent().learn(20)
     assert captured_acting.count("_act") == 1
     obs = np.random.default_rng(0).normal(size=(3, 2))
     for _ in range(2):
@@ -231,32 +234,32 @@ def test_captured_acting_is_predict_s(captured_acting: list[str]) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_graphs_on_a_gpu(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near what is computed without graphs; the learning rate follows its schedule."""
+    """The results are close to those without graphs."""
     kwargs: dict[str, Any] = {"learning_rate": "lin_1e-3", "precision": precision, "device": "cuda"}
-    model = make(case, **kwargs).learn(100)
+    model = agent(case, **kwargs).learn(100)
     assert model._graphs._updates is not None
     monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
-    expected = make(case, **kwargs).learn(100)
+    expected = agent(case, **kwargs).learn(100)
     tolerance = 1e-3 if precision == "float32" else 3e-2
     for mine, others in zip(state(model), state(expected), strict=True):
         th.testing.assert_close(mine, others, rtol=tolerance, atol=tolerance)
 
 
 @needs_gpu
-def test_a_module_that_waits_for_the_gpu_goes_on_without_graphs() -> None:
-    class Waiting(WithStatistics):
+def test_a_module_that_synchronizes_is_trained_without_graphs() -> None:
+    class Synchronizing(WithStatistics):
         def forward(self, observations: th.Tensor) -> th.Tensor:
             return super().forward(observations) * observations.sum().item()
 
-    policy_kwargs = {"net_arch": [8], "features_extractor_class": Waiting}
+    policy_kwargs = {"net_arch": [8], "features_extractor_class": Synchronizing}
     with pytest.warns(UserWarning, match="could not be captured as CUDA graphs"):
-        model = make(policy_kwargs=policy_kwargs, device="cuda").learn(40)
+        model = agent(policy_kwargs=policy_kwargs, device="cuda").learn(40)
     assert model._graphs._updates is None
 
 
 @needs_gpu
 def test_acting_on_a_gpu() -> None:
-    model = make(device="cuda").learn(40)
+    model = agent(device="cuda").learn(40)
     assert model._graphs._acting is not None
     obs = np.random.default_rng(0).normal(size=(1, 2))
     actions = model._graphs.scaled_actions(model._current_update().networks, obs)

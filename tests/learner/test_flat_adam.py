@@ -1,14 +1,13 @@
-"""Flat parameters and their Adam against PyTorch's own optimizers."""
+"""Flat parameters and their Adam compared with PyTorch's optimizers."""
 
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import tiny_agent
 from torch import nn
 
-from sb3_td3x import TD3X
 from sb3_td3x.learner.flat_adam import FlatAdam, FlatParameters
 
 OPTIMIZERS: list[tuple[type[th.optim.Optimizer], dict[str, Any]]] = [
@@ -25,7 +24,7 @@ def make_net() -> nn.Sequential:
 
 
 def set_grads(net: nn.Module, seed: int) -> None:
-    """Gradients of a loss, written where the parameters keep theirs."""
+    """Write random gradients into the parameters' gradient tensors."""
     generator = th.Generator().manual_seed(seed)
     for parameter in net.parameters():
         grad = th.randn(parameter.shape, generator=generator)
@@ -41,11 +40,11 @@ def assert_close(net: nn.Module, expected: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("cls", "kwargs"), OPTIMIZERS)
-def test_steps_are_pytorch_s(cls: type[th.optim.Optimizer], kwargs: dict[str, Any]) -> None:
-    """Also where the learning rate changes, the state is loaded, and the optimizer is stepped by itself."""
+def test_steps_equal_those_of_pytorch(cls: type[th.optim.Optimizer], kwargs: dict[str, Any]) -> None:
+    """Also after the learning rate changed, the state was loaded, or PyTorch's optimizer itself made a step."""
     expected, net = make_net(), make_net()
-    expected_optimizer = cls(expected.parameters(), lr=0.01, **kwargs)  # type: ignore[call-arg]
-    optimizer = cls(net.parameters(), lr=0.01, fused=True, **kwargs)  # type: ignore[call-arg]
+    expected_optimizer = cls(expected.parameters(), lr=0.01, **kwargs)
+    optimizer = cls(net.parameters(), lr=0.01, fused=True, **kwargs)
     flat = FlatAdam(optimizer, FlatParameters(net.parameters(), with_grad=True))
     for step in range(12):
         for each, each_optimizer in ((expected, expected_optimizer), (net, optimizer)):
@@ -67,7 +66,7 @@ def test_steps_are_pytorch_s(cls: type[th.optim.Optimizer], kwargs: dict[str, An
 
 
 @pytest.mark.parametrize("frozen", [0, 2])
-def test_layer_that_was_frozen_goes_on_with_its_own_count(frozen: int) -> None:
+def test_a_layer_that_was_frozen_keeps_its_own_step_count(frozen: int) -> None:
     expected, net = make_net(), make_net()
     expected_optimizer = th.optim.Adam(expected.parameters(), lr=0.01)
     for step in range(5):
@@ -98,8 +97,8 @@ def test_state_is_empty_before_the_first_step() -> None:
     assert optimizer.state_dict()["state"] == {}
 
 
-def test_made_anew_it_goes_on() -> None:
-    """As after the networks were changed from outside."""
+def test_a_new_flat_adam_continues_with_the_optimizers_state() -> None:
+    """As after a user changed the networks."""
     expected, net = make_net(), make_net()
     expected_optimizer = th.optim.Adam(expected.parameters(), lr=0.01)
     optimizer = th.optim.Adam(net.parameters(), lr=0.01, fused=True)
@@ -113,7 +112,7 @@ def test_made_anew_it_goes_on() -> None:
     assert_close(net, expected)
 
 
-def test_parameters_stay_themselves() -> None:
+def test_flat_parameters_are_the_same_parameters_and_values() -> None:
     net = make_net()
     parameters, values = list(net.parameters()), [parameter.detach().clone() for parameter in net.parameters()]
     flat = FlatParameters(net.parameters(), with_grad=False)
@@ -124,7 +123,7 @@ def test_parameters_stay_themselves() -> None:
     assert flat.data.sum() == 7 * sum(parameter.numel() for parameter in parameters)
 
 
-def possible(net: nn.Module, **kwargs: Any) -> bool:
+def accepts_adam(net: nn.Module, **kwargs: Any) -> bool:
     return accepts(th.optim.Adam(net.parameters(), **{"fused": True, **kwargs}), net)
 
 
@@ -132,11 +131,11 @@ def accepts(optimizer: th.optim.Optimizer, net: nn.Module) -> bool:
     return FlatAdam.is_possible(optimizer, FlatParameters(net.parameters(), with_grad=False))
 
 
-def test_only_where_it_is_the_same() -> None:
+def test_only_optimizers_with_the_same_steps_are_accepted() -> None:
     net = make_net()
-    assert possible(net)
-    assert not possible(net, fused=False)
-    assert not possible(net, amsgrad=True)
+    assert accepts_adam(net)
+    assert not accepts_adam(net, fused=False)
+    assert not accepts_adam(net, amsgrad=True)
     assert not accepts(th.optim.SGD(net.parameters()), net)
     assert not accepts(th.optim.Adam(net[2].parameters(), fused=True), net)
     groups = [{"params": [net[0].weight]}, {"params": [net[0].bias], "lr": 0.1}]
@@ -146,8 +145,8 @@ def test_only_where_it_is_the_same() -> None:
     assert not accepts(scheduled, net)
 
 
-def test_hooks_of_the_optimizer_are_called() -> None:
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+def test_hooks_of_the_optimizer_are_called_after_each_update() -> None:
+    model = tiny_agent()
     calls: list[int] = []
     model.learn(20)
     model.critic.optimizer.register_step_post_hook(lambda *_: calls.append(model._n_updates))

@@ -1,4 +1,4 @@
-"""The written-out gradients against autograd's."""
+"""The written-out gradients compared with autograd, bfloat16, and following changes of the networks."""
 
 import io
 import pathlib
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, tiny
+from envs import tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,11 @@ def make_policy(**kwargs: Any) -> MlpPolicy:
 def test_chain_rule_in_double_precision(
     net: list[int], n: int, batch: int, name: type[nn.Module], layer_norm: bool
 ) -> None:
-    """One network (n = 0) or n at once, any widths and activation: gradients of parameters and input to 1e-9."""
+    """
+    Compare gradients of parameters and input with autograd to 1e-12, with layer normalization to 1e-9.
+
+    Any widths and activation, for one network (n = 0) or n stacked networks.
+    """
     th.manual_seed(batch)
     ensemble = (n,) if n else ()
     sizes = [4, *net, 2]
@@ -53,7 +57,7 @@ def test_chain_rule_in_double_precision(
     biases = [th.randn(*ensemble, *([1] if n else []), out, dtype=th.double) for out in sizes[1:]]
     bias_grads = [th.zeros(*ensemble, out, dtype=th.double) for out in sizes[1:]]
     activation = ACTIVATIONS[name]
-    # Of a layer normalisation in front of each activation
+    # Layer normalization before each activation
     factors = [th.randn_like(bias) for bias in biases]
     shifts = [th.randn_like(bias) for bias in biases]
     norms = [
@@ -88,13 +92,13 @@ def test_chain_rule_in_double_precision(
     for mine, leaf in zip(actual, leaves, strict=True):
         assert mine is not None
         assert leaf.grad is not None
-        # The variance of two nearly equal features is small, and its inverse large
+        # The inverse of the variance is large if two features are nearly equal
         tolerance = 1e-9 * max(1.0, leaf.grad.abs().max().item()) if layer_norm else 1e-12
         th.testing.assert_close(mine.reshape(leaf.grad.shape), leaf.grad, rtol=1e-12, atol=tolerance)
 
 
 def values_and_gradients(networks: AutogradNetworks | MlpNetworks, batch: int) -> list[th.Tensor]:
-    """All that the update asks for, for random inputs."""
+    """Return all values and gradients that an update needs, for random inputs."""
     policy = networks.policy
     generator = th.Generator().manual_seed(batch)
     obs, actions = th.randn(batch, 3, 2, generator=generator), th.rand(batch, 2, generator=generator) * 2 - 1
@@ -118,7 +122,7 @@ def values_and_gradients(networks: AutogradNetworks | MlpNetworks, batch: int) -
     actor_layer_norm=st.booleans(),
 )
 @settings(deadline=None, max_examples=60)
-def test_policy_has_autograd_s_values_and_gradients(
+def test_values_and_gradients_of_a_policy_equal_autograd(
     pi: list[int],
     qf: list[int],
     n_critics: int,
@@ -128,7 +132,7 @@ def test_policy_has_autograd_s_values_and_gradients(
     layer_norm: bool,
     actor_layer_norm: bool,
 ) -> None:
-    """All that the update asks for, to 1e-6 of the largest gradient; with layer normalisation to 1e-5."""
+    """To 1e-6 of the largest gradient, with layer normalization to 1e-5."""
     policy = make_policy(
         net_arch={"pi": pi, "qf": qf},
         n_critics=n_critics,
@@ -139,14 +143,14 @@ def test_policy_has_autograd_s_values_and_gradients(
     )
     tolerance = 1e-5 if layer_norm or actor_layer_norm else 1e-6
     expected = values_and_gradients(AutogradNetworks(policy), batch)
-    for mine, autograd_s in zip(values_and_gradients(MlpNetworks(policy), batch), expected, strict=True):
-        scale = max(1.0, autograd_s.abs().max().item())
-        np.testing.assert_allclose(mine.numpy() / scale, autograd_s.numpy() / scale, rtol=0, atol=tolerance)
+    for mine, theirs in zip(values_and_gradients(MlpNetworks(policy), batch), expected, strict=True):
+        scale = max(1.0, theirs.abs().max().item())
+        np.testing.assert_allclose(mine.numpy() / scale, theirs.numpy() / scale, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("cls", [MlpNetworks, AutogradNetworks])
 def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks]) -> None:
-    """Eight bits of precision: two to three digits of each value and gradient, all of them float32."""
+    """Values and gradients have two to three correct digits, and are stored in float32."""
     policy = make_policy(net_arch=[32, 32, 32], activation_fn=nn.Tanh)
     expected = values_and_gradients(cls(policy), 64)
     actual = values_and_gradients(cls(policy, bfloat16=True), 64)
@@ -171,7 +175,7 @@ def test_bfloat16_is_not_used_on_a_cpu(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("net_arch", [[], [16]])
-def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> None:
+def test_first_and_last_layer_are_computed_in_float32(net_arch: list[int]) -> None:
     policy = make_policy(net_arch=net_arch)
     expected = values_and_gradients(MlpNetworks(policy), 8)
     for low, full in zip(values_and_gradients(MlpNetworks(policy, bfloat16=True), 8), expected, strict=True):
@@ -185,18 +189,18 @@ def test_bfloat16_spares_the_first_and_the_last_layer(net_arch: list[int]) -> No
         {"activation_fn": nn.GELU},
         {"critic_activation_fn": "silu"},
         {"activation_fn": nn.PReLU},
-        # Its derivative is written out for another one
+        # The written-out derivative assumes alpha = 1
         {"activation_fn": partial(nn.ELU, alpha=0.2), "critic_activation_fn": "relu"},
         {"optimizer_class": th.optim.Adafactor},
     ],
 )
-def test_other_networks_take_autograd(kwargs: dict[str, Any]) -> None:
+def test_other_networks_use_autograd(kwargs: dict[str, Any]) -> None:
     assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
     assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
 
 
 class OwnCnn(NatureCNN):
-    """A user's extractor, which may ask for memory in the usual order, as ``view`` does."""
+    """A user's extractor, which may need contiguous memory, as ``view`` does."""
 
 
 @pytest.mark.parametrize(
@@ -207,11 +211,8 @@ class OwnCnn(NatureCNN):
         (MultiInputPolicy, {}, True),
     ],
 )
-def test_images_are_converted_once_for_an_update(policy_class: Any, kwargs: Any, converts: bool) -> None:
-    """
-    To floats, with the channels last in memory, and every network gives them the same values as the images themselves;
-    vectors, and images for a user's own extractor, are left alone.
-    """
+def test_images_are_converted_once_per_update(policy_class: Any, kwargs: Any, converts: bool) -> None:
+    """They become floats with the channels last in memory, unless a user's extractor reads them."""
     image = spaces.Box(0, 255, (3, 36, 40), np.uint8)
     in_dict = policy_class is MultiInputPolicy
     space = spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,))}) if in_dict else image
@@ -243,8 +244,8 @@ def test_images_are_converted_once_for_an_update(policy_class: Any, kwargs: Any,
     th.testing.assert_close(values(obs), expected, rtol=0, atol=0)
 
 
-def test_networks_take_images_again_after_an_update_that_failed() -> None:
-    """Else the agent would act on images that are not divided by 255."""
+def test_networks_normalize_images_again_after_an_update_that_failed() -> None:
+    """Otherwise the agent would act on images that are not divided by 255."""
     space = spaces.Box(0, 255, (3, 36, 40), np.uint8)
     policy = CnnPolicy(space, spaces.Box(-2, 1, (2,)), lambda _: 1e-3, net_arch=[4])
     obs, rewards = th.zeros(5, 3, 36, 40, dtype=th.uint8), th.rand(5, 1)
@@ -260,35 +261,23 @@ def test_networks_take_images_again_after_an_update_that_failed() -> None:
 
 
 class StillPolicy(MlpPolicy):
-    """A user's policy that acts in its own way."""
+    """A user's policy that overrides how it acts."""
 
     def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
         return th.zeros(len(observation), 1)
 
 
 class StillAgent(TD3X):
-    """A user's agent that acts in its own way."""
+    """A user's agent that overrides how it acts."""
 
     def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, None]:
         return np.zeros((len(observation), 1)), None
 
 
-def test_rollouts_follow_the_agent_as_it_is() -> None:
-    """Parameters replaced before training, and subclasses that predict otherwise, act in the rollout."""
-    model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10)
-    last = model.actor.mu[-2]
-    last.weight.data, last.bias.data = th.zeros_like(last.weight), th.full_like(last.bias, 0.5)
-    model.learn(5)
-    np.testing.assert_allclose(model.replay_buffer.actions[:5], np.tanh(0.5), rtol=1e-5)
-    model.actor.mu[-2] = nn.Linear(last.in_features, 1).requires_grad_(False)
-    model.actor.mu[-2].weight.zero_()
-    model.actor.mu[-2].bias.fill_(-1.0)
-    model.learn(5)
-    np.testing.assert_allclose(model.replay_buffer.actions[5:], np.tanh(-1.0), rtol=1e-5)
-
-    for agent_class, policy_class in ((TD3X, StillPolicy), (StillAgent, MlpPolicy)):
-        model = agent_class(policy_class, "Pendulum-v1", learning_starts=0, gradient_steps=0, buffer_size=10).learn(5)
-        np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
+@pytest.mark.parametrize(("cls", "policy"), [(TD3X, StillPolicy), (StillAgent, MlpPolicy)])
+def test_rollouts_use_overridden_methods(cls: Any, policy: Any) -> None:
+    model = tiny_agent(policy=policy, cls=cls, learning_starts=0, gradient_steps=0).learn(5)
+    np.testing.assert_array_equal(model.replay_buffer.actions[:5], 0)
 
 
 REPLACEMENTS = (
@@ -299,8 +288,8 @@ REPLACEMENTS = (
 )
 
 
-def test_networks_that_changed_are_noticed() -> None:
-    """New tensors, frozen parameters and gradients that were taken away would else be learned from in silence."""
+def test_changes_of_networks_are_detected() -> None:
+    """New tensors, frozen parameters and removed gradients must not be trained as before."""
     for change in (
         lambda policy: policy.critic.optimizer.zero_grad(),
         lambda policy: policy.actor.mu[0].requires_grad_(False),
@@ -318,7 +307,7 @@ def zeros(grad: th.Tensor) -> th.Tensor:
     return th.zeros_like(grad)
 
 
-def forget(parameter: th.Tensor) -> None:
+def set_to_zero(parameter: th.Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad.zero_()
 
@@ -326,7 +315,7 @@ def forget(parameter: th.Tensor) -> None:
 HOOKS = {
     "gradients": lambda actor: [parameter.register_hook(zeros) for parameter in actor.parameters()],
     "accumulated gradients": lambda actor: [
-        parameter.register_post_accumulate_grad_hook(forget) for parameter in actor.parameters()
+        parameter.register_post_accumulate_grad_hook(set_to_zero) for parameter in actor.parameters()
     ],
     "gradients of a module": lambda actor: [
         actor.mu[-2].register_full_backward_pre_hook(lambda _, grads: tuple(map(zeros, grads)))
@@ -336,13 +325,13 @@ HOOKS = {
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_are_called_as_in_sb3(hook: str) -> None:
-    """All of them set the gradients of the actor to 0, and the last one counts what a layer computes."""
+    """The tested hook sets the actor's gradients to 0. Another one counts the forward calls of a layer."""
     calls: dict[type, int] = {}
     for algorithm in (TD3, TD3X):
-        model: Any = algorithm("MlpPolicy", CountingEnv(), **tiny()).learn(10)
+        model: Any = tiny_agent(cls=algorithm).learn(10)
         handles = HOOKS[hook](model.actor)
         handles.append(model.actor.mu[0].register_forward_hook(lambda *_, cls=algorithm: count(calls, cls)))
-        # Adam goes on moving by what it remembers
+        # Adam would continue with its momentum
         model.actor.optimizer.state.clear()
         before = deepcopy(model.actor.state_dict())
         model.learn(20, reset_num_timesteps=False)
@@ -359,7 +348,7 @@ def count(calls: dict[type, int], cls: type) -> None:
 
 
 def test_spectral_norm_trains() -> None:
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny())
+    model = tiny_agent()
     for actor in (model.actor, model.actor_target):
         nn.utils.spectral_norm(actor.mu[0])
     model.learn(20)
@@ -368,10 +357,9 @@ def test_spectral_norm_trains() -> None:
 
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_replaced_layers_act_and_the_optimizer_keeps_its_own_parameters(replace: Any, layer_norm: bool) -> None:
-    """As in SB3: what the optimizer was not given is not trained, and the targets follow the network as it is."""
-    kwargs = {"policy_kwargs": {"net_arch": [4], "layer_norm": layer_norm}, "tau": 0.5}
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(**kwargs)).learn(10)
+def test_replaced_layers_act_but_are_not_trained(replace: Any, layer_norm: bool) -> None:
+    """As in SB3, the optimizer keeps its parameters, and the targets follow the current network."""
+    model = tiny_agent(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm}, tau=0.5).learn(10)
     for policy in (model.actor, model.actor_target):
         replace(SimpleNamespace(actor=policy))
     new = [it for it in model.actor.parameters() if not any(it is own for own in trained_by(model.actor))]
@@ -390,8 +378,8 @@ def trained_by(network: Any) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_critics_learn_beside_a_frozen_actor(layer_norm: bool) -> None:
-    model = TD3X("MlpPolicy", CountingEnv(), **tiny(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm}))
+def test_critics_are_trained_with_a_frozen_actor(layer_norm: bool) -> None:
+    model = tiny_agent(policy_kwargs={"net_arch": [4], "layer_norm": layer_norm})
     model.actor.requires_grad_(False)
     actor, critic = deepcopy(model.actor.state_dict()), deepcopy(model.critic.state_dict())
     model.learn(20)

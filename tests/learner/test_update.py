@@ -1,23 +1,20 @@
-"""The update on paper and in NumPy, the delay counter, the decay of the exploration noise, the learning rates."""
+"""The update, computed by hand and in NumPy; the delay counter, the decay of exploration noise, and learning rates."""
 
-import io
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import CountingEnv, counting_vec_env, tiny
+from envs import RecordingEnv, SpacesEnv, saved_and_loaded, tiny_agent, vec_env
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noises import ConstantNoise
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import ActionNoise, NormalActionNoise
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.utils import LinearSchedule, configure_logger
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
 from sb3_td3x.learner.equations import actor_loss, critic_loss, smooth_target_actions, soft_update, td_target
@@ -25,29 +22,19 @@ from sb3_td3x.learner.equations import actor_loss, critic_loss, smooth_target_ac
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 
 
-class SpacesEnv(gym.Env[np.ndarray, np.ndarray]):
-    """Only its spaces matter, and that it can be reset."""
-
-    def __init__(self, obs_dim: int = 1, action_dim: int = 1) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (obs_dim,), np.float32)
-        self.action_space = spaces.Box(-1, 1, (action_dim,), np.float32)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(self.observation_space.shape or (), np.float32), {}
+def vector_env(obs_dim: int = 1, action_dim: int = 1) -> SpacesEnv:
+    return SpacesEnv(spaces.Box(-np.inf, np.inf, (obs_dim,), np.float32), spaces.Box(-1, 1, (action_dim,), np.float32))
 
 
 class WholeBuffer(ReplayBuffer):
-    """Every batch is the whole memory, in the order of storing."""
+    """A replay buffer whose batches are all its transitions, in the order in which they were stored."""
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
         return self._get_samples(np.arange(self.size()), env=env)
 
 
 def state_of(model: TD3X, *networks: str) -> dict[str, np.ndarray]:
-    """Copies of all parameters of the networks, with SB3's names."""
+    """Return copies of the networks' parameters, with SB3's names; by default of all networks."""
     return {
         key: value.numpy().copy()
         for key, value in model.policy.state_dict().items()
@@ -60,17 +47,14 @@ def same(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
 
 
 def save_and_load(model: TD3X, **kwargs: Any) -> TD3X:
-    """Through a zip; the replay buffer goes along by itself, as users keep it by ``save_replay_buffer``."""
-    zip_file = io.BytesIO()
-    model.save(zip_file)
-    zip_file.seek(0)
-    loaded = TD3X.load(zip_file, env=model.get_env(), device="cpu", trusted=True, **kwargs)
+    """Save and load an agent, and give it the replay buffer of the original."""
+    loaded = saved_and_loaded(model, env=model.get_env(), **kwargs)
     loaded.replay_buffer = model.replay_buffer
     loaded.set_logger(configure_logger(verbose=0))
     return loaded
 
 
-# On paper. One observation, one action, no hidden layers:
+# The update by hand. One observation, one action, no hidden layers:
 #   π(s)  = tanh(w s + b)      with w = atanh(1/2), b = 0:   π(1) = 0.5, π(2) = 2 · 0.5 / (1 + 0.5²) = 0.8
 #   π'(s) = tanh(w' s + b')    with w' = atanh(1/2) / 2:     π'(2) = 0.5
 #   Q1(s, a)  = s + 2a         Q2(s, a)  = s/2 + a + 1       Q3(s, a)  = a
@@ -83,27 +67,27 @@ ONLINE = [(1.0, 2.0, 0.0), (0.5, 1.0, 1.0), (0.0, 1.0, 0.0)]
 TARGET = [(1.0, 1.0, 0.5), (2.0, -2.0, -1.0), (1.0, -1.0, -1.0)]
 QF_LR, LR, TAU = 0.1, 0.2, 0.25
 
-# Targets: Q1'(2, .5) = 3, Q2'(2, .5) = 2, Q3'(2, .5) = 0.5, so that y_A = 1 + γ min = 2 with the first two critics,
-# 1 + γ 3 = 2.5 with the first alone, 1 + γ 0.5 = 1.25 with all three; B is terminal: y_B = r = -1.
+# Targets: Q1'(2, .5) = 3, Q2'(2, .5) = 2, Q3'(2, .5) = 0.5, so y_A = 1 + γ min = 2 with the first two critics,
+# 1 + γ 3 = 2.5 with only the first, and 1 + γ 0.5 = 1.25 with all three. B is terminal, so y_B = r = -1.
 # Errors e = Q - y of (A, B), from Q1(A, B) = (0, 4), Q2(A, B) = (1, 3), Q3(A, B) = (-1/2, 1):
 #   y_A = 2:     e1 = (-2, 5),     e2 = (-1, 4)                          L = (4 + 25)/2 + (1 + 16)/2 = 23
-#   y_A = 2.5:   e1 = (-2.5, 5),   e2 = (-1.5, 4)                        L = 31.25/2 + 18.25/2 = 24.75; Q1 alone 15.625
+#   y_A = 2.5:   e1 = (-2.5, 5),   e2 = (-1.5, 4)                        L = 31.25/2 + 18.25/2 = 24.75; only Q1: 15.625
 #   y_A = 1.25:  e1 = (-1.25, 5),  e2 = (-0.25, 4),  e3 = (-1.75, 2)     L = (26.5625 + 16.0625 + 7.0625)/2 = 24.84375
 # Gradients, batch size 2: dL/du = Σ e s = e_A + 2 e_B,  dL/dv = Σ e a = -e_A/2 + e_B,  dL/dc = Σ e = e_A + e_B:
-PAPER: dict[str, tuple[int, bool, float, float, list[tuple[float, float, float]]]] = {
+BY_HAND: dict[str, tuple[int, bool, float, float, list[tuple[float, float, float]]]] = {
     # name: (n_critics, clipped_double_q, loss, mean of all Q, gradient of each critic)
     "minimum of two": (2, True, 23.0, 2.0, [(8.0, 6.0, 3.0), (7.0, 4.5, 3.0)]),
-    "critic 1 alone decides": (2, False, 24.75, 2.0, [(7.5, 6.25, 2.5), (6.5, 4.75, 2.5)]),
+    "target from critic 1": (2, False, 24.75, 2.0, [(7.5, 6.25, 2.5), (6.5, 4.75, 2.5)]),
     "one critic": (1, True, 15.625, 2.0, [(7.5, 6.25, 2.5)]),
     "minimum of three": (3, True, 24.84375, 8.5 / 6, [(8.75, 5.625, 3.75), (7.75, 4.125, 3.75), (2.25, 2.875, 0.25)]),
 }
 
 
-def paper_model(n_critics: int = 2, **kwargs: Any) -> TD3X:
-    """The model above with its two transitions in the buffer."""
+def hand_computed_agent(n_critics: int = 2, **kwargs: Any) -> TD3X:
+    """Make an agent with the networks above and the two transitions in its buffer."""
     model = TD3X(
         "MlpPolicy",
-        SpacesEnv(),
+        vector_env(),
         **{
             "learning_rate": LR,
             "qf_learning_rate": QF_LR,
@@ -138,7 +122,7 @@ def paper_model(n_critics: int = 2, **kwargs: Any) -> TD3X:
 
 
 def critics_of(model: TD3X, network: str) -> list[tuple[float, float, float]]:
-    """(u, v, c) of each critic."""
+    """Return (u, v, c) of each critic."""
     state = state_of(model, network)
     n_critics = len(state) // 2
     return [
@@ -148,24 +132,24 @@ def critics_of(model: TD3X, network: str) -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.lowest_sb3
-@pytest.mark.parametrize("case", PAPER)
-def test_one_whole_update_on_paper(case: str) -> None:
-    """Critics by -0.1 times the gradients above, then the actor, then all targets; also what is logged."""
-    n_critics, clipped_double_q, loss, q_mean, gradients = PAPER[case]
-    model = paper_model(n_critics, clipped_double_q=clipped_double_q)
+@pytest.mark.parametrize("case", BY_HAND)
+def test_one_update_computed_by_hand(case: str) -> None:
+    """Compare critics, actor, target networks and logged values."""
+    n_critics, clipped_double_q, loss, q_mean, gradients = BY_HAND[case]
+    model = hand_computed_agent(n_critics, clipped_double_q=clipped_double_q)
     model.train(gradient_steps=1, batch_size=2)
 
     logged = model.logger.name_to_value
     assert logged["train/critic_loss"] == pytest.approx(loss)
     assert logged["train/q_mean"] == pytest.approx(q_mean)
 
-    # Critics: θ - 0.1 dL/dθ, for instance u1 = 1 - 0.8 = 0.2 with the minimum of two
+    # Critics: θ - 0.1 dL/dθ, such as u1 = 1 - 0.8 = 0.2 with the minimum of two
     critics = [
         tuple(np.subtract(theta, QF_LR * np.array(grad))) for theta, grad in zip(ONLINE, gradients, strict=False)
     ]
     np.testing.assert_allclose(critics_of(model, "critic"), critics, atol=1e-6)
 
-    # Actor, through the updated first critic: L = -mean(u1 s + v1 π(s) + c1),
+    # Actor, with the updated first critic: L = -mean(u1 s + v1 π(s) + c1),
     # dL/dw = -v1 mean((1 - π²) s) = -v1 (0.75 · 1 + 0.36 · 2) / 2 = -0.735 v1
     # dL/db = -v1 mean(1 - π²)     = -v1 (0.75 + 0.36) / 2         = -0.555 v1
     u1, v1, c1 = critics[0]
@@ -183,9 +167,9 @@ def test_one_whole_update_on_paper(case: str) -> None:
     assert actor_target["actor_target.mu.0.bias"].item() == pytest.approx(TAU * b)
 
 
-def test_numbers_of_the_paper_update_written_out() -> None:
-    """The case "minimum of two" once more, all numbers computed by hand, none by the test."""
-    model = paper_model()
+def test_one_update_with_all_numbers_computed_by_hand() -> None:
+    """The case "minimum of two", without any arithmetic in the test."""
+    model = hand_computed_agent()
     model.train(gradient_steps=1, batch_size=2)
     assert critics_of(model, "critic") == [
         pytest.approx((0.2, 1.4, -0.3), abs=1e-6),
@@ -203,9 +187,9 @@ def test_numbers_of_the_paper_update_written_out() -> None:
 
 
 @pytest.mark.parametrize("policy_delay", [2, 3, 5])
-def test_between_delayed_updates_only_critics_move(policy_delay: int) -> None:
-    """All three other networks, the critics' targets included, wait for the delayed step."""
-    model = paper_model(policy_delay=policy_delay)
+def test_only_critics_change_between_delayed_updates(policy_delay: int) -> None:
+    """The actor and both target networks wait for the delayed step."""
+    model = hand_computed_agent(policy_delay=policy_delay)
     start = state_of(model)
     for _ in range(policy_delay - 1):
         critic = state_of(model, "critic")
@@ -217,10 +201,10 @@ def test_between_delayed_updates_only_critics_move(policy_delay: int) -> None:
     assert not any(np.array_equal(value, after[key]) for key, value in start.items())
 
 
-def test_second_critic_is_trained_where_the_first_alone_decides() -> None:
-    """Document 002, trick 6: critic 2 is kept and trained, its target copy just has no say."""
-    model = paper_model(clipped_double_q=False)
-    other = paper_model(clipped_double_q=False)
+def test_second_critic_is_trained_without_clipped_double_q() -> None:
+    """Document 002, trick 6: critic 2 is trained, but its target network is not used."""
+    model = hand_computed_agent(clipped_double_q=False)
+    other = hand_computed_agent(clipped_double_q=False)
     state = other.policy.state_dict()
     state["critic_target.qf1.0.bias"] -= 100.0
     other.policy.load_state_dict(state)
@@ -233,8 +217,8 @@ def test_second_critic_is_trained_where_the_first_alone_decides() -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 1])
 def test_tau_1_means_no_target_networks(tau: float) -> None:
-    """Document 002, trick 3: with tau = 1 and no delay the targets are the networks themselves, bit for bit."""
-    model = paper_model(tau=tau)
+    """Document 002, trick 3: with tau = 1 and no delay, target networks equal the networks."""
+    model = hand_computed_agent(tau=tau)
     for _ in range(3):
         model.train(gradient_steps=1, batch_size=2)
         state = state_of(model)
@@ -244,9 +228,9 @@ def test_tau_1_means_no_target_networks(tau: float) -> None:
                 np.testing.assert_array_equal(state[key], state[f"{name}_target.{rest}"])
 
 
-def test_tau_0_freezes_the_targets() -> None:
+def test_tau_0_freezes_the_target_networks() -> None:
     """As in SB3."""
-    model = paper_model(tau=0)
+    model = hand_computed_agent(tau=0)
     before = state_of(model)
     model.train(gradient_steps=3, batch_size=2)
     after = state_of(model)
@@ -254,12 +238,12 @@ def test_tau_0_freezes_the_targets() -> None:
         assert np.array_equal(after[key], value) == key.split(".")[0].endswith("_target"), key
 
 
-# Smoothing
+# Target policy smoothing
 
 
-def paper_targets(**kwargs: Any) -> float:
-    """The first critic's error in transition A after one update without delay, read from its gradient."""
-    model = paper_model(**kwargs)
+def error_of_first_critic(**kwargs: Any) -> float:
+    """Return the first critic's error for transition A, computed from its gradient in one update."""
+    model = hand_computed_agent(**kwargs)
     model.train(gradient_steps=1, batch_size=2)
     # dL/dv = -e_A / 2 + e_B and dL/dc = e_A + e_B
     _, v, c = critics_of(model, "critic")[0]
@@ -268,33 +252,29 @@ def paper_targets(**kwargs: Any) -> float:
 
 
 def test_noise_clip_limits_the_noise_of_the_target_actions() -> None:
-    """
-    A huge σ and c = 0.1: ã = 0.5 ± 0.1, Q2' = 3 - 2ã = 3 - 1 ∓ 0.2, y_A = 2 ∓ 0.1, e_A = -2 ± 0.1.
-    """
-    errors = set()
-    for seed in range(8):
-        errors.add(round(paper_targets(target_policy_noise=1e6, target_noise_clip=0.1, seed=seed), 4))
+    """With a huge σ and c = 0.1: ã = 0.5 ± 0.1, Q2' = 3 - 2ã = 3 - 1 ∓ 0.2, y_A = 2 ∓ 0.1, e_A = -2 ± 0.1."""
+    kwargs = {"target_policy_noise": 1e6, "target_noise_clip": 0.1}
+    errors = {round(error_of_first_critic(seed=seed, **kwargs), 4) for seed in range(8)}
     assert errors == {-1.9, -2.1}
 
 
 def test_smoothed_target_actions_stay_within_bounds() -> None:
-    """A huge σ and c: ã = ±1, Q1' = 2.5 ± 1, Q2' = 3 ∓ 2, min = 1 or 1.5, y_A = 1.5 or 1.75."""
-    errors = set()
-    for seed in range(8):
-        errors.add(round(paper_targets(target_policy_noise=1e6, target_noise_clip=1e6, seed=seed), 4))
+    """With a huge σ and c: ã = ±1, Q1' = 2.5 ± 1, Q2' = 3 ∓ 2, min = 1 or 1.5, y_A = 1.5 or 1.75."""
+    kwargs = {"target_policy_noise": 1e6, "target_noise_clip": 1e6}
+    errors = {round(error_of_first_critic(seed=seed, **kwargs), 4) for seed in range(8)}
     assert errors == {-1.5, -1.75}
 
 
 @pytest.mark.parametrize("off", [{"target_policy_noise": 0.0}, {"target_noise_clip": 0.0}])
 def test_noise_or_clip_of_zero_turns_smoothing_off(off: dict[str, float]) -> None:
     for seed in range(3):
-        assert paper_targets(**{"target_policy_noise": 1.0, "target_noise_clip": 1.0, **off, "seed": seed}) == (
+        assert error_of_first_critic(**{"target_policy_noise": 1.0, "target_noise_clip": 1.0, **off, "seed": seed}) == (
             pytest.approx(-2.0, abs=1e-4)
         )
 
 
 def test_smoothing_of_a_batch() -> None:
-    """Mean and deviation of the noise, its clip and the bounds, in every dimension by itself."""
+    """The noise is independent in each dimension, and is clipped."""
     th.manual_seed(0)
     actions = th.zeros(20_000, 3)
     noise = smooth_target_actions(actions, 0.2, 10.0)
@@ -306,11 +286,11 @@ def test_smoothing_of_a_batch() -> None:
     assert (clipped.abs() == clipped.abs().max()).float().mean().item() == pytest.approx(0.617, abs=0.02)
     assert smooth_target_actions(th.full((1000, 1), 0.95), 0.2, 0.5).max().item() == 1.0
     assert smooth_target_actions(th.full((1000, 1), -0.95), 0.2, 0.5).min().item() == -1.0
-    assert th.equal(actions, th.zeros(20_000, 3)), "the actor's output itself must not change"
+    assert th.equal(actions, th.zeros(20_000, 3)), "the actor's output must not change"
 
 
-def test_formulas_of_tensors() -> None:
-    """The same functions on a batch of two and three critics."""
+def test_equations() -> None:
+    """For a batch of two, with two and three critics."""
     rewards, dones = th.tensor([[1.0], [2.0]]), th.tensor([[0.0], [1.0]])
     next_q = th.tensor([[[10.0], [1.0]], [[8.0], [1.0]], [[9.0], [1.0]]])
     assert td_target(rewards, dones, 0.5, next_q, True).tolist() == [[5.0], [2.0]]
@@ -324,16 +304,16 @@ def test_formulas_of_tensors() -> None:
     assert target[0].tolist() == [0.25, 3.0]
 
 
-# The whole algorithm a second time, in NumPy with gradients by hand
+# The whole algorithm in NumPy, with gradients by hand
 
 
 class Mlp:
     """
     A ReLU network with its gradients.
 
-    :param state: parameters with names as in ``nn.Sequential``
-    :param prefix: what stands before its names
-    :param tanh: whether the output is squashed
+    :param state: Parameters with names as in ``nn.Sequential``
+    :param prefix: Prefix of its parameters' names
+    :param tanh: Whether the output is squashed by tanh
     """
 
     def __init__(self, state: dict[str, np.ndarray], prefix: str, tanh: bool = False) -> None:
@@ -355,7 +335,7 @@ class Mlp:
         return self.output
 
     def backward(self, grad: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Gradients of the parameters and of the input, for the gradient of the output."""
+        """Return the gradients of the parameters and of the input, given the gradient of the output."""
         if self.tanh:
             grad = grad * (1 - self.output**2)
         grads: list[np.ndarray] = []
@@ -369,7 +349,7 @@ class Mlp:
 
 
 class Adam:
-    """Kingma and Ba 2015, algorithm 1."""
+    """Algorithm 1 of Kingma and Ba 2015."""
 
     def __init__(self, lr: float) -> None:
         self.lr, self.t = lr, 0
@@ -399,9 +379,9 @@ class Sgd:
 
 class NumpyTD3:
     """
-    TD3 as in Fujimoto et al. 2018, algorithm 1, one critic after the other, by the document's counter.
+    Algorithm 1 of Fujimoto et al. 2018, with separate critics and document 000's delay counter.
 
-    :param model: where arguments and initial parameters come from
+    :param model: Agent with the arguments and initial parameters
     """
 
     def __init__(self, model: TD3X) -> None:
@@ -421,7 +401,7 @@ class NumpyTD3:
         obs, actions, next_obs, dones, rewards = (tensor.numpy().astype(np.float64) for tensor in batch[:5])
         model = self.model
         self.delay_counter += 1
-        # The same draws as PyTorch's and SB3's
+        # Draw the same random numbers as PyTorch
         noise = th.empty(actions.shape).normal_(0, model.target_policy_noise).numpy()
         next_actions = self.actor_target.forward(next_obs)
         next_actions = np.clip(next_actions + np.clip(noise, -model.target_noise_clip, model.target_noise_clip), -1, 1)
@@ -463,9 +443,9 @@ NUMPY_CASES: dict[str, dict[str, Any]] = {
     "one critic": {"n_critics": 1},
     "two critics": {},
     "three critics": {"n_critics": 3},
-    "critic 1 alone decides": {"clipped_double_q": False},
+    "target from critic 1": {"clipped_double_q": False},
     "adam": {"optimizer_class": th.optim.Adam},
-    "adam, three critics, critic 1 alone decides": {
+    "adam, three critics, target from critic 1": {
         "optimizer_class": th.optim.Adam,
         "n_critics": 3,
         "clipped_double_q": False,
@@ -478,13 +458,13 @@ NUMPY_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize("case", NUMPY_CASES)
-def test_same_as_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """14 updates in calls of 1, 4 and 9, with smoothing; the batches are those that the buffer gave."""
+def test_updates_equal_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """14 updates in calls of 1, 4 and 9, with the same batches."""
     kwargs = {"n_critics": 2, "optimizer_class": th.optim.SGD, **NUMPY_CASES[case]}
     policy_kwargs = {"net_arch": [6, 5], **{name: kwargs.pop(name) for name in ("n_critics", "optimizer_class")}}
     model = TD3X(
         "MlpPolicy",
-        SpacesEnv(3, 2),
+        vector_env(3, 2),
         learning_rate=1e-3,
         qf_learning_rate=3e-3,
         buffer_size=100,
@@ -507,7 +487,7 @@ def test_same_as_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(model.replay_buffer, "sample", recorded_sample)
     model.set_logger(configure_logger(verbose=0))
-    # The networks start apart from their targets
+    # Start with target networks that differ from the networks
     state = model.policy.state_dict()
     for key in state:
         if "target" in key:
@@ -528,7 +508,7 @@ def test_same_as_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class RecordingSGD(th.optim.SGD):
-    """Notes every step."""
+    """An optimizer that records its steps."""
 
     steps: ClassVar[list[th.optim.Optimizer]] = []
 
@@ -538,7 +518,7 @@ class RecordingSGD(th.optim.SGD):
 
 
 def document_counter(delay_freq: int) -> Iterator[bool]:
-    """Document 000's ``update``: for each call whether the actor and the targets are updated."""
+    """Yield whether each call of document 000's ``update`` updates the actor and the target networks."""
     delay_counter = -1
     while True:
         delay_counter += 1
@@ -549,7 +529,7 @@ def document_counter(delay_freq: int) -> Iterator[bool]:
 
 
 def updates_of(model: TD3X, gradient_steps: int) -> list[bool]:
-    """Trains; for each update of the critics whether one of the actor followed it."""
+    """Train, and return for each update of the critics whether an update of the actor followed."""
     RecordingSGD.steps.clear()
     model.train(gradient_steps=gradient_steps, batch_size=2)
     fires: list[bool] = []
@@ -558,13 +538,13 @@ def updates_of(model: TD3X, gradient_steps: int) -> list[bool]:
             fires.append(False)
         else:
             assert optimizer is model.actor.optimizer
-            assert fires[-1] is False, "at most one update of the actor after one of the critics"
+            assert fires[-1] is False, "more than one update of the actor after one of the critics"
             fires[-1] = True
     return fires
 
 
-def recording_model(policy_delay: int) -> TD3X:
-    return paper_model(
+def recording_agent(policy_delay: int) -> TD3X:
+    return hand_computed_agent(
         policy_delay=policy_delay,
         qf_learning_rate=1e-3,
         learning_rate=1e-3,
@@ -578,12 +558,14 @@ def recording_model(policy_delay: int) -> TD3X:
     calls=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     saved_after=st.integers(0, 6),
 )
-def test_delay_counter_is_that_of_document_000(delay_freq: int, calls: list[int], saved_after: int) -> None:
+def test_delay_counter_equals_that_of_document_000(delay_freq: int, calls: list[int], saved_after: int) -> None:
     """
-    ``policy_delay = delay_freq + 1`` fires after the same critic updates as the document's counter, whatever the calls
-    of ``train`` are and whenever the agent is saved and loaded in between; the targets move then and only then.
+    The actor is updated after the same critic updates, with ``policy_delay = delay_freq + 1``.
+
+    Neither the number of updates per call of ``train`` nor saving and loading changes this. Target networks change
+    only at the same time.
     """
-    model = recording_model(policy_delay=delay_freq + 1)
+    model = recording_agent(policy_delay=delay_freq + 1)
     counter = document_counter(delay_freq)
     for idx, gradient_steps in enumerate(calls):
         if idx == saved_after:
@@ -596,11 +578,9 @@ def test_delay_counter_is_that_of_document_000(delay_freq: int, calls: list[int]
 
 @pytest.mark.parametrize(("before", "after"), [(7, 2), (5, 1), (3, 2)])
 @pytest.mark.parametrize("loaded", [False, True])
-def test_delay_lowered_while_training_still_fires(before: int, after: int, loaded: bool) -> None:
-    """
-    Document 000 compares its counter by ``==``: at 5 of 7, lowered to 2, it would never come by again.
-    """
-    model = recording_model(policy_delay=before)
+def test_policy_delay_can_be_lowered_during_training(before: int, after: int, loaded: bool) -> None:
+    """Document 000 compares its counter with ``==``. If it were above the new delay, the actor would stop learning."""
+    model = recording_agent(policy_delay=before)
     assert not any(updates_of(model, before - 1))
     if loaded:
         model = save_and_load(model, policy_delay=after)
@@ -611,9 +591,8 @@ def test_delay_lowered_while_training_still_fires(before: int, after: int, loade
     assert fires[fires.index(True) :] == [idx % after == 0 for idx in range(20 - fires.index(True))]
 
 
-def test_train_without_updates_does_nothing() -> None:
-    """SB3's ``train(0)`` is legal: a callback may well ask for no updates."""
-    model = paper_model()
+def test_train_with_0_gradient_steps_does_nothing() -> None:
+    model = hand_computed_agent()
     before = state_of(model)
     model.train(gradient_steps=0)
     assert same(before, state_of(model))
@@ -623,54 +602,21 @@ def test_train_without_updates_does_nothing() -> None:
 # The decay of the exploration noise
 
 
-class ConstantNoise(ActionNoise):
-    """The same noise always: what reaches the env shows the scale."""
-
-    def __init__(self, value: float = 0.8) -> None:
-        super().__init__()
-        self.value = value
-
-    def __call__(self) -> np.ndarray:
-        return np.full(1, self.value, np.float32)
-
-    def __repr__(self) -> str:
-        return f"ConstantNoise({self.value})"
-
-
-class RecordingEnv(CountingEnv):
-    """Keeps the actions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actions: list[float] = []
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.actions.append(float(action[0]))
-        return super().step(action)
-
-
 class RecordScale(BaseCallback):
-    """Keeps ``action_noise_scale`` after every step."""
+    """A callback that records ``action_noise_scale`` after each step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scales: list[float] = []
 
     def _on_step(self) -> bool:
-        assert isinstance(self.model, TD3X)
         self.scales.append(self.model.action_noise_scale)
         return True
 
 
-def zero_actor_model(envs: list[RecordingEnv], **kwargs: Any) -> TD3X:
-    """Its policy gives 0 always and learns nothing, so that actions are noise alone."""
-    model = TD3X(
-        "MlpPolicy",
-        DummyVecEnv([lambda env=env: env for env in envs]),  # type: ignore[misc]
-        learning_rate=0.0,
-        action_noise=ConstantNoise(),
-        **tiny(**kwargs),
-    )
+def zero_agent(*envs: RecordingEnv, **kwargs: Any) -> TD3X:
+    """Make an agent whose policy is always 0, so that its actions are the noise."""
+    model = tiny_agent(vec_env(*envs), learning_rate=0.0, action_noise=ConstantNoise(0.8), **kwargs)
     with th.no_grad():
         for parameter in model.actor.parameters():
             parameter.zero_()
@@ -678,7 +624,7 @@ def zero_actor_model(envs: list[RecordingEnv], **kwargs: Any) -> TD3X:
 
 
 def document_noise(factor: float, n_actions: int) -> np.ndarray:
-    """Document 000's ``policy``: noise of the given action, then the reduction."""
+    """Return the noise of document 000's ``policy``, which multiplies it by the factor after each action."""
     noises, train_noise = [], 0.8
     for _ in range(n_actions):
         noises.append(train_noise)
@@ -690,44 +636,33 @@ def document_noise(factor: float, n_actions: int) -> np.ndarray:
 @pytest.mark.parametrize("factor", [0.9, 0.99, 1.0])
 def test_executed_noise_decays_as_in_document_000(n_envs: int, factor: float) -> None:
     """
-    In a real training, after 12 random actions: σ_t = σ_0 factor^t, t the policy's env timesteps before the action,
-    of all envs together. So 4 envs have at any env timestep the noise that one has.
+    After 12 random actions, σ_t = σ_0 factor^t, where t counts the policy's timesteps in all envs.
+
+    So the noise at a timestep does not depend on the number of envs.
     """
     envs = [RecordingEnv() for _ in range(n_envs)]
-    model = zero_actor_model(envs, learning_starts=12, action_noise_decay=factor)
+    model = zero_agent(*envs, learning_starts=12, action_noise_decay=factor)
     callback = RecordScale()
     model.learn(12 + 200, callback=callback)
     expected = document_noise(factor, 201)
     warm_up = 12 // n_envs
     for env in envs:
-        np.testing.assert_allclose(env.actions[warm_up:], expected[:200:n_envs], rtol=1e-5, atol=1e-7)
-    # The scale that the callback sees is that of the next action
+        np.testing.assert_allclose(np.ravel(env.actions)[warm_up:], expected[:200:n_envs], rtol=1e-5, atol=1e-7)
+    # Callbacks see the scale of the next action
     assert set(callback.scales[:warm_up]) == {1.0}
     np.testing.assert_allclose(callback.scales[warm_up:], expected[n_envs::n_envs] / 0.8, rtol=1e-9)
 
 
-def test_scale_at_chosen_timesteps() -> None:
-    """factor^t for t of the length of a whole training, through an agent's own counter."""
-    model = zero_actor_model([RecordingEnv()], action_noise_decay=0.999, learning_starts=0, gradient_steps=0)
-    expected = document_noise(0.999, 1001) / 0.8
-    steps = 0
-    for t in (0, 1, 2, 10, 100, 1000):
-        if t > steps:
-            model.learn(t - steps, reset_num_timesteps=False)
-            steps = t
-        assert model.action_noise_scale == pytest.approx(expected[t], rel=1e-9)
-
-
-def test_noise_stops_decaying_at_the_floor() -> None:
-    """0.8 · max(0.25, 0.5^t): 0.8, 0.4, 0.2, 0.2, ..."""
+def test_noise_has_a_minimum() -> None:
+    """0.8 · max(0.25, 0.5^t) = 0.8, 0.4, 0.2, 0.2, ..."""
     env = RecordingEnv()
-    zero_actor_model([env], learning_starts=0, action_noise_decay=0.5, action_noise_min_scale=0.25).learn(8)
-    np.testing.assert_allclose(env.actions, [0.8, 0.4, *[0.2] * 6], rtol=1e-6)
+    zero_agent(env, learning_starts=0, action_noise_decay=0.5, action_noise_min_scale=0.25).learn(8)
+    np.testing.assert_allclose(np.ravel(env.actions), [0.8, 0.4, *[0.2] * 6], rtol=1e-6)
 
 
-def test_random_actions_have_the_full_noise_and_do_not_count() -> None:
-    """Warm-up takes nothing from the exploration; when it ends inside a vector step of 4, all 4 were random."""
-    model = zero_actor_model([RecordingEnv() for _ in range(4)], learning_starts=10, action_noise_decay=0.5)
+def test_random_actions_do_not_reduce_the_noise() -> None:
+    """If the warm-up ends within a step of 4 envs, all 4 actions are random."""
+    model = zero_agent(*(RecordingEnv() for _ in range(4)), learning_starts=10, action_noise_decay=0.5)
     model.learn(12)
     assert model.action_noise_scale == 1.0
     model.learn(4, reset_num_timesteps=False)
@@ -735,13 +670,10 @@ def test_random_actions_have_the_full_noise_and_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("between", ["nothing", "save and load", "load with other envs"])
-def test_decay_goes_on_in_a_later_training(between: str) -> None:
-    """
-    ``learn`` resets ``num_timesteps``, and warms up anew, whenever it isn't told otherwise (the zoo's ``-i``):
-    the decay has a counter of its own, which also lives in the zip.
-    """
+def test_decay_continues_in_a_second_training(between: str) -> None:
+    """``learn`` resets ``num_timesteps`` by default, as with the zoo's ``-i``, but not the counter of the decay."""
     env = RecordingEnv()
-    model = zero_actor_model([env], learning_starts=5, action_noise_decay=0.99)
+    model = zero_agent(env, learning_starts=5, action_noise_decay=0.99)
     model.learn(25)
     assert model.action_noise_scale == pytest.approx(0.99**20)
     n_envs = 1
@@ -749,24 +681,20 @@ def test_decay_goes_on_in_a_later_training(between: str) -> None:
         model = save_and_load(model)
     elif between == "load with other envs":
         n_envs = 3
-        zip_file = io.BytesIO()
-        model.save(zip_file)
-        zip_file.seek(0)
         env = RecordingEnv()
-        envs = DummyVecEnv([lambda: env, RecordingEnv, RecordingEnv])
-        model = TD3X.load(zip_file, env=envs, device="cpu", trusted=True)
+        model = saved_and_loaded(model, env=vec_env(env, RecordingEnv(), RecordingEnv()))
     assert model.action_noise_scale == pytest.approx(0.99**20)
     env.actions.clear()
     model.learn(15, reset_num_timesteps=True)
     assert model.num_timesteps == 15
     warm_up = -(-5 // n_envs)
     expected = 0.8 * 0.99 ** (20 + n_envs * np.arange(15 // n_envs - warm_up))
-    np.testing.assert_allclose(env.actions[warm_up:], expected, rtol=1e-5)
+    np.testing.assert_allclose(np.ravel(env.actions)[warm_up:], expected, rtol=1e-5)
 
 
-def test_predictions_and_evaluations_do_not_count() -> None:
-    """Only actions of the training reduce the noise, unlike the document's ``policy`` with ``train`` left on."""
-    model = zero_actor_model([RecordingEnv()], action_noise_decay=0.9, learning_starts=0)
+def test_predictions_do_not_reduce_the_noise() -> None:
+    """In document 000, ``policy`` always does."""
+    model = zero_agent(RecordingEnv(), action_noise_decay=0.9, learning_starts=0)
     model.learn(3)
     scale = model.action_noise_scale
     for deterministic in (True, False):
@@ -778,7 +706,7 @@ def test_predictions_and_evaluations_do_not_count() -> None:
 
 
 class RecordRates(BaseCallback):
-    """Keeps the learning rates of the updates before each step, and what was logged of them."""
+    """A callback that records the learning rates of the last update and the logged ones, by timestep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -786,7 +714,6 @@ class RecordRates(BaseCallback):
         self.logged: dict[int, tuple[Any, Any]] = {}
 
     def _on_step(self) -> bool:
-        assert isinstance(self.model, TD3X)
         step = self.num_timesteps - 1
         self.rates[step] = (
             self.model.actor.optimizer.param_groups[0]["lr"],
@@ -798,7 +725,7 @@ class RecordRates(BaseCallback):
 
 
 RATES: dict[str, tuple[dict[str, Any], Callable[[float], float], Callable[[float], float]]] = {
-    # name: (arguments, actor's learning rate, critics'), by the progress remaining
+    # Case: (arguments, learning rate of the actor, learning rate of the critics), as functions of remaining progress
     "one for both": ({"learning_rate": 2e-3}, lambda p: 2e-3, lambda p: 2e-3),
     "document 000": ({"learning_rate": 1e-4, "qf_learning_rate": 3e-4}, lambda p: 1e-4, lambda p: 3e-4),
     "integer zero": ({"learning_rate": 1e-4, "qf_learning_rate": 0}, lambda p: 1e-4, lambda p: 0.0),
@@ -810,7 +737,7 @@ RATES: dict[str, tuple[dict[str, Any], Callable[[float], float], Callable[[float
         lambda p: 1e-3 * p**2,
         lambda p: max(1e-4, 1e-3 - 9e-4 * (1 - p) / 0.5),
     ),
-    "schedule of the actor alone": (
+    "schedule only for the actor": (
         {"learning_rate": lambda p: 1e-3 * p, "qf_learning_rate": 1e-3},
         lambda p: 1e-3 * p,
         lambda p: 1e-3,
@@ -821,15 +748,15 @@ RATES: dict[str, tuple[dict[str, Any], Callable[[float], float], Callable[[float
 @pytest.mark.parametrize("case", RATES)
 @pytest.mark.parametrize("loaded", [False, True])
 def test_learning_rates_reach_optimizers_and_log(case: str, loaded: bool) -> None:
-    """Each optimizer runs at its own rate at every point of the training, also after loading."""
+    """Each optimizer has its own rate, also after loading."""
     arguments, actor_rate, critic_rate = RATES[case]
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(**arguments))
+    model = tiny_agent(**arguments)
     if loaded:
         model = save_and_load(model)
     callback = RecordRates()
     model.learn(40, callback=callback, log_interval=1000)
     for step in (6, 20, 39):
-        # The updates after a step see the progress with that step
+        # Updates after a step use the progress including that step
         remaining = 1 - step / 40
         expected = (actor_rate(remaining), critic_rate(remaining))
         assert callback.rates[step] == pytest.approx(expected, rel=1e-9, abs=1e-15)
@@ -844,9 +771,9 @@ def test_learning_rates_reach_optimizers_and_log(case: str, loaded: bool) -> Non
         ({"learning_rate": 1e-3, "qf_learning_rate": 0.0}, {"critic"}, {"actor"}),
     ],
 )
-def test_learning_rate_of_zero_is_legal(rates: dict[str, float], frozen: set[str], trained: set[str]) -> None:
-    """The zoo's ``enjoy`` loads every agent with ``learning_rate=0.0``; a 0 for one network must not stop the other."""
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(**rates))
+def test_learning_rates_of_0(rates: dict[str, float], frozen: set[str], trained: set[str]) -> None:
+    """The zoo's ``enjoy`` loads every agent with ``learning_rate=0.0``."""
+    model = tiny_agent(**rates)
     before = state_of(model)
     model.learn(30)
     after = state_of(model)
@@ -855,11 +782,8 @@ def test_learning_rate_of_zero_is_legal(rates: dict[str, float], frozen: set[str
     assert not moved & frozen
 
 
-def test_critics_rate_is_changed_at_loading() -> None:
-    """``load(..., qf_learning_rate=...)`` is how a training goes on with another rate."""
-    model = TD3X(
-        "MlpPolicy", counting_vec_env(1), action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)), **tiny()
-    )
+def test_load_with_another_learning_rate_of_the_critics() -> None:
+    model = tiny_agent()
     model.learn(10)
     model = save_and_load(model, qf_learning_rate="lin_4e-3")
     callback = RecordRates()
