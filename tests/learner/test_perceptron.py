@@ -161,13 +161,12 @@ def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks
 
 def test_bfloat16_is_not_used_on_a_cpu(tmp_path: pathlib.Path) -> None:
     """The updates are in float32, with a warning at the first one; the argument stays, for a GPU."""
-    kwargs = tiny(precision="bfloat16")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = TD3X("MlpPolicy", CountingEnv(), **kwargs)
+        model = tiny_agent(precision="bfloat16")
     with pytest.warns(UserWarning, match=r"precision='bfloat16' is not used on this device \(cpu\)"):
         model.learn(20)
-    expected = TD3X("MlpPolicy", CountingEnv(), **tiny()).learn(20)
+    expected = tiny_agent().learn(20)
     for key, value in expected.policy.state_dict().items():
         assert th.equal(model.policy.state_dict()[key], value), key
     model.save(tmp_path / "agent")
