@@ -339,6 +339,9 @@ class TD3X(OffPolicyAlgorithm):
                 scaled_actions = self._graphs.scaled_actions(self._current_update().networks, self._last_obs)
             else:
                 scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
+            # The share of actions at the bounds, where tanh has hardly any gradient
+            saturated = np.count_nonzero(np.abs(scaled_actions) > 0.99) / scaled_actions.size
+            self._logger.record_mean("rollout/saturated_actions", saturated)
         if action_noise is not None and not is_stochastic(self.policy):
             scaled_actions = np.clip(scaled_actions + self.action_noise_scale * action_noise(), -1, 1)
         check_finite("action", scaled_actions, self.num_timesteps)
