@@ -12,6 +12,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_td3x.files.replay import register_replay_buffer
 from sb3_td3x.shaping import RewardShaping
 from sb3_td3x.validation import check_bool, check_known
 
@@ -45,6 +46,7 @@ class _Column:
         replay_buffer._n_pending = replay_buffer.buffer_size
 
 
+@register_replay_buffer("optimize_memory_usage")
 class PackedReplayBuffer(ReplayBuffer):
     """
     SB3's ``ReplayBuffer`` for vectors of float32, with each transition in one row of memory: a batch is one gather,
@@ -293,10 +295,6 @@ def _can_be_packed(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype == np.float32
 
 
-# Rows are written once and change afterwards by `end_open_episodes` only, but for a few arrays of HER's
-KNOWN_CLASSES = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
-
-
 def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
     """
     Make a time-out of each env's last row whose episode is still open: what follows comes from another episode. Where
@@ -370,22 +368,3 @@ def check_terminations_can_be_stored(replay_buffer: ReplayBuffer, hook: RewardSh
             f"reward_shaping={hook!r} changes terminations, which is not allowed with "
             "optimize_memory_usage=True or handle_timeout_termination=False"
         )
-
-
-def check_loaded_replay_buffer(model: OffPolicyAlgorithm, replay_buffer: Any, path: str) -> None:
-    """
-    :param model: the agent
-    :param replay_buffer: what was loaded for it, or is going to be: anything with the attributes of a replay buffer
-    :param path: where from, for the error
-    :raises ValueError: the transitions are not those of its envs, or for other n-step returns
-    """
-    names = ["n_envs", "observation_space", "action_space"]
-    if model.replay_buffer_class is None:
-        names.append("n_steps")
-        if model.n_steps > 1:
-            names.append("gamma")
-    for name in names:
-        # Only n-step buffers know their number of steps
-        loaded, expected = getattr(replay_buffer, name, 1), getattr(model, name)
-        if loaded != expected:
-            raise ValueError(f"The replay buffer in {path} has {name}={loaded}, expected {expected}")

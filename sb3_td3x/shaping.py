@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from sb3_td3x.files.records import check_type, is_made_of_numbers, register_object
 from sb3_td3x.validation import check_integer, check_number
 
 Observations = np.ndarray | dict[str, np.ndarray]
@@ -90,6 +91,7 @@ class RewardShaping(ABC):
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
+@register_object("threshold", "penalty", "initial_penalty", "warmup")
 class FallPenalty(RewardShaping):
     """
     A low reward marks a fall: it is replaced by a milder one and is terminal; all else is not terminal.
@@ -125,6 +127,7 @@ class FallPenalty(RewardShaping):
         return np.where(fell, penalty, batch.rewards), fell
 
 
+@register_object("scale")
 class RewardScale(RewardShaping):
     """
     Multiply the rewards by a constant.
@@ -141,6 +144,7 @@ class RewardScale(RewardShaping):
         return batch.rewards * self.scale, batch.terminations
 
 
+@register_object("offset")
 class RewardOffset(RewardShaping):
     """
     Add a constant to the rewards. A negative one is a price of time, for agents that dawdle until the time limit. It
@@ -157,6 +161,7 @@ class RewardOffset(RewardShaping):
         return batch.rewards + self.offset, batch.terminations
 
 
+@register_object("weight", "warmup")
 class ActionCost(RewardShaping):
     """
     Take a price of each action off the rewards: r - w Σ_i |a_i|, for agents that spend more on their actions than the
@@ -180,6 +185,7 @@ class ActionCost(RewardShaping):
         return batch.rewards - weight * sizes, batch.terminations
 
 
+@register_object("low", "high")
 class RewardClip(RewardShaping):
     """
     Clip the rewards.
@@ -246,6 +252,11 @@ class FunctionShaping(RewardShaping):
         return self.function(batch)
 
 
+@register_object(
+    "hooks",
+    "changes_terminations",
+    build=lambda state: ShapingChain([check_type(hook, RewardShaping) for hook in state["hooks"]]),
+)
 class ShapingChain(RewardShaping):
     """
     Several hooks in order: each sees the rewards and terminations of the one before. An end of an episode that has
@@ -315,7 +326,7 @@ def check_built_in(spec: Any) -> None:
             check_built_in(hook)
         return
     name, kwargs = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
-    plain = {f"{__name__}.{hook.__name__}" for hook in OF_NUMBERS}
+    plain = {f"{__name__}.{hook.__name__}" for hook in _built_in() if is_made_of_numbers(hook)}
     numbers = (kwargs or {}).values() if isinstance(kwargs, dict | None) else [kwargs]
     if spec is None or isinstance(spec, RewardShaping):
         return
@@ -445,7 +456,7 @@ def _resolve(argument: str, spec: Any) -> Callable[..., Any]:
 def _load(argument: str, path: str) -> Any:
     """Import what a dotted path names; if there is no such thing, say what comes closest"""
     module_name, _, name = path.rpartition(".")
-    built_in = BUILT_IN if argument == "reward_shaping" else ()
+    built_in = _built_in() if argument == "reward_shaping" else []
     candidates = {hook.__name__: f"{__name__}.{hook.__name__}" for hook in built_in}
     allowed = ["package.module.name", *candidates.values()]
     try:
@@ -478,6 +489,7 @@ def _check_arguments(argument: str, spec: Any, target: Callable[..., Any], kwarg
         ) from error
 
 
-# Their arguments are numbers
-OF_NUMBERS = (FallPenalty, RewardScale, RewardOffset, RewardClip, ActionCost)
-BUILT_IN = (*OF_NUMBERS, PotentialShaping)
+def _built_in() -> list[type[RewardShaping]]:
+    """Return the hooks of this module that a dotted path and keyword arguments can make."""
+    hooks = [value for value in globals().values() if isinstance(value, type) and issubclass(value, RewardShaping)]
+    return [hook for hook in hooks if hook not in (RewardShaping, FunctionShaping, ShapingChain)]

@@ -14,10 +14,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
-from sb3_td3x.files.atomic import FileRefused, refusing
+from sb3_td3x.files.errors import FileRefused, refusing
 from sb3_td3x.files.inspect import one_line
-from sb3_td3x.files.pickles import Pickled, read_pickle
-from sb3_td3x.files.records import PICKLE_PATHS, PickleReader, from_pickle, path_of
+from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
+from sb3_td3x.files.records import path_of
 from sb3_td3x.td3x import TD3X
 
 # Modules whose wrappers a run's folder may ask for
@@ -129,12 +129,11 @@ def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
     name = str(path)
     with refusing(name):
         content = _read(path, _MAX_STATISTICS_SIZE)
-        pickled = read_pickle(io.BytesIO(content), name, {*PICKLE_PATHS, _VEC_NORMALIZE})
+        pickled = read_pickle(io.BytesIO(content), name, {*allowed_in_pickles(), _VEC_NORMALIZE})
         if not (isinstance(pickled, Pickled) and pickled.path == _VEC_NORMALIZE and isinstance(pickled.state, dict)):
             raise FileRefused(f"{name} holds no VecNormalize")
         names = ("norm_obs", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon", "obs_rms", "ret_rms")
-        reader = PickleReader()
-        state = {key: from_pickle(pickled.state[key], reader) for key in names if key in pickled.state}
+        state = {key: from_pickle(pickled.state[key], len(content)) for key in names if key in pickled.state}
         obs_rms, ret_rms = state.pop("obs_rms", None), state.pop("ret_rms")
         env = VecNormalize(venv, training=False, norm_reward=False, **state)
         _check_statistics(ret_rms, env.ret_rms, name)

@@ -18,9 +18,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 from sb3_td3x.checkpoint.folder import Checkpoint, newest_whole_checkpoint
-from sb3_td3x.checkpoint.logs import cut_monitor_files, go_on_monitoring, monitor_start
+from sb3_td3x.checkpoint.logs import continue_monitoring, cut_monitor_files, monitor_start
 from sb3_td3x.files.atomic import lock_folder
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.register import ALGO, Hyperparams, checkpoint_folder
@@ -46,7 +46,7 @@ def resume_run(folder: Path) -> None:
         # The checkpoint has what the run took from another agent
         args.trained_agent = ""
         print(f"Going on from {checkpoint.path}")
-        cut_monitor_files(folder, read_state(checkpoint)["monitor_sizes"])
+        cut_monitor_files(folder, checkpoint.state["monitor_sizes"])
         with (
             mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),
             mock.patch.object(rl_zoo3.train, "ExperimentManager", functools.partial(ResumedExperiment, folder)),
@@ -111,7 +111,7 @@ class ResumedExperiment(ExperimentManager):
         starts = [monitor_start(path) for path in Path(self.save_path).glob("*monitor.csv")]
         start = min((value for value in starts if value is not None), default=None)
         self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": start is None}
-        return hyperparams, functools.partial(go_on_monitoring, start, env_wrapper), callbacks, vec_env_wrapper
+        return hyperparams, functools.partial(continue_monitoring, start, env_wrapper), callbacks, vec_env_wrapper
 
     @staticmethod
     def is_robotics_env(env_id: str) -> bool:
