@@ -8,12 +8,13 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import BaseBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_td3x.files.replay import register_replay_buffer
 from sb3_td3x.normalization import BatchNormalizer
 from sb3_td3x.shaping import RewardShaping
 from sb3_td3x.validation import check_bool, check_known
@@ -59,6 +60,7 @@ class _Array:
         replay_buffer.mark_changed()
 
 
+@register_replay_buffer("optimize_memory_usage", "n_steps", "gamma", "dtype")
 class PackedReplayBuffer(NStepReplayBuffer):
     """
     Replay buffer for all observation spaces. The numbers of a transition are one row of memory, so that a batch is one
@@ -452,10 +454,6 @@ def _needs_float64(env: VecNormalize | None) -> bool:
     return any(part.dtype is not None and part.dtype.itemsize > 4 for part in parts)
 
 
-# Rows of these are written once. Later only `end_open_episodes`, and HER's arrays of episodes, change them
-KNOWN_CLASSES = (PackedReplayBuffer, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
-
-
 def can_be_sampled(replay_buffer: ReplayBuffer) -> bool:
     """
     Return whether a replay buffer has transitions to sample.
@@ -533,24 +531,3 @@ def check_terminations_can_be_stored(replay_buffer: ReplayBuffer, hook: RewardSh
             f"reward_shaping={hook!r} changes terminations, which is not allowed with "
             "optimize_memory_usage=True or handle_timeout_termination=False"
         )
-
-
-def check_loaded_replay_buffer(model: OffPolicyAlgorithm, replay_buffer: Any, path: str) -> None:
-    """
-    Check that a loaded replay buffer fits the agent.
-
-    :param model: the agent
-    :param replay_buffer: the replay buffer, or an object with its attributes
-    :param path: path of its file, for errors
-    :raises ValueError: its transitions belong to other envs, or to other n-step returns
-    """
-    names = ["n_envs", "observation_space", "action_space"]
-    if model.replay_buffer_class is None:
-        names.append("n_steps")
-        if model.n_steps > 1:
-            names.append("gamma")
-    for name in names:
-        # Only buffers with n-step returns know their number of steps
-        loaded, expected = getattr(replay_buffer, name, 1), getattr(model, name)
-        if loaded != expected:
-            raise ValueError(f"The replay buffer in {path} has {name}={loaded}, expected {expected}")

@@ -21,6 +21,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
+from sb3_td3x.files.records import register_class
 from sb3_td3x.validation import check_bool, check_integer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -411,6 +412,7 @@ class StochasticActor(SACActor):
         return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
 
 
+@register_class
 class TD3XPolicy(TD3Policy):
     """
     Policy class (with both actor and critics) for TD3X: SB3's ``TD3Policy`` with batched critics and more options.
@@ -536,6 +538,7 @@ class TD3XPolicy(TD3Policy):
 MlpPolicy = TD3XPolicy
 
 
+@register_class
 class CnnPolicy(TD3XPolicy):
     """
     Policy class for image observations, see ``TD3XPolicy`` for the parameters.
@@ -569,6 +572,7 @@ class CnnPolicy(TD3XPolicy):
         )
 
 
+@register_class
 class MultiInputPolicy(TD3XPolicy):
     """
     Policy class for Dict observations, see ``TD3XPolicy`` for the parameters.

@@ -61,14 +61,6 @@ _SHARED_ATTRIBUTES = {
     "ep_success_buffer",
 }
 
-# Attributes of SB3's TD3 that TD3X derives from the networks
-_SB3_DERIVED_ATTRIBUTES = (
-    "actor_batch_norm_stats",
-    "actor_batch_norm_stats_target",
-    "critic_batch_norm_stats",
-    "critic_batch_norm_stats_target",
-)
-
 
 def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
     """
@@ -77,15 +69,15 @@ def to_own_attributes(data: dict[str, Any]) -> dict[str, Any]:
     :param data: attributes from a zip file
     :return: attributes of TD3X
     """
-    data = {name: value for name, value in data.items() if name not in _SB3_DERIVED_ATTRIBUTES}
+    data = dict(data)
     data["policy_class"] = OWN_POLICIES.get(data["policy_class"], data["policy_class"])
     # Agents of old versions of SB3
     for space in ("observation_space", "action_space"):
         data[space] = _convert_space(data[space])
-    data["policy_kwargs"].pop("device", None)
+    data.setdefault("policy_kwargs", {}).pop("device", None)
     # SB3 stores the buffer class that it chose itself; TD3X chooses again, by n_steps
     if data.get("replay_buffer_class") is NStepReplayBuffer:
-        kwargs = dict(data["replay_buffer_kwargs"])
+        kwargs = dict(data.get("replay_buffer_kwargs", {}))
         data["n_steps"] = kwargs.pop("n_steps", 3)
         kwargs.pop("gamma", None)
         data.update(replay_buffer_class=None, replay_buffer_kwargs=kwargs)

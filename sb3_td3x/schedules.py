@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
+from sb3_td3x.files.records import check_type, register_object
 from sb3_td3x.validation import check_number
 
 
+@register_object("initial_value", aliases=("rl_zoo3.utils.SimpleLinearSchedule",))
 class SimpleLinearSchedule:
     """
     A learning rate that falls linearly to 0, as the zoo's class of the same name.
@@ -32,6 +34,15 @@ class SimpleLinearSchedule:
 
     def __repr__(self) -> str:
         return f"SimpleLinearSchedule(initial_value={self.initial_value})"
+
+
+# SB3's wrapper of every schedule. One of a user's own functions is pickled
+register_object(
+    "value_schedule",
+    build=lambda state: FloatSchedule(
+        check_type(state["value_schedule"], ConstantSchedule | LinearSchedule | SimpleLinearSchedule)
+    ),
+)(FloatSchedule)
 
 
 def make_schedule(name: str, value: float | str | Callable[[float], float]) -> FloatSchedule:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from sb3_td3x.files.records import check_type, is_made_of_numbers, register_object
 from sb3_td3x.validation import check_integer, check_number
 
 Observations = np.ndarray | dict[str, np.ndarray]
@@ -95,6 +96,7 @@ class RewardShaping(ABC):
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
+@register_object("threshold", "penalty", "initial_penalty", "warmup")
 class FallPenalty(RewardShaping):
     """
     Treat every reward at or below a threshold as a fall, and replace it by a milder penalty.
@@ -131,6 +133,7 @@ class FallPenalty(RewardShaping):
         return np.where(fell, penalty, batch.rewards), fell
 
 
+@register_object("scale")
 class RewardScale(RewardShaping):
     """
     Multiply the rewards by a constant.
@@ -146,6 +149,7 @@ class RewardScale(RewardShaping):
         return batch.rewards * self.scale, batch.terminations
 
 
+@register_object("offset")
 class RewardOffset(RewardShaping):
     """
     Add a constant to the rewards.
@@ -164,6 +168,7 @@ class RewardOffset(RewardShaping):
         return batch.rewards + self.offset, batch.terminations
 
 
+@register_object("weight", "warmup")
 class ActionCost(RewardShaping):
     """
     Subtract a cost of each action from the rewards: r - w Σ_i |a_i|.
@@ -187,6 +192,7 @@ class ActionCost(RewardShaping):
         return batch.rewards - weight * sizes, batch.terminations
 
 
+@register_object("low", "high")
 class RewardClip(RewardShaping):
     """
     Clip the rewards to an interval.
@@ -255,6 +261,11 @@ class FunctionShaping(RewardShaping):
         return self.function(batch)
 
 
+@register_object(
+    "hooks",
+    "changes_terminations",
+    build=lambda state: ShapingChain([check_type(hook, RewardShaping) for hook in state["hooks"]]),
+)
 class ShapingChain(RewardShaping):
     """
     Apply several hooks in order, each to the rewards and terminations that the previous one returned.
@@ -327,7 +338,7 @@ def check_built_in(spec: Any) -> None:
     name, kwargs = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else (spec, None)
     # ``make_reward_shaping`` refuses keyword arguments that are not a dictionary before it imports anything
     values = kwargs.values() if isinstance(kwargs, dict) else ()
-    allowed = {f"{__name__}.{hook.__name__}" for hook in OF_NUMBERS}
+    allowed = {f"{__name__}.{hook.__name__}" for hook in _built_in() if is_made_of_numbers(hook)}
     if not (isinstance(name, str) and name in allowed and all(isinstance(value, int | float) for value in values)):
         raise ValueError(
             f"reward_shaping={_describe(spec)} comes from the agent's file and could run any code. If you want it, "
@@ -449,7 +460,7 @@ def _resolve(argument: str, spec: Any) -> Callable[..., Any]:
 def _load(argument: str, path: str) -> Any:
     """Return the object at a dotted path, or raise an error that suggests the closest match."""
     module_name, _, name = path.rpartition(".")
-    built_in = BUILT_IN if argument == "reward_shaping" else ()
+    built_in = _built_in() if argument == "reward_shaping" else []
     candidates = {hook.__name__: f"{__name__}.{hook.__name__}" for hook in built_in}
     allowed = ["package.module.name", *candidates.values()]
     try:
@@ -482,6 +493,7 @@ def _check_arguments(argument: str, spec: Any, target: Callable[..., Any], kwarg
         ) from error
 
 
-# Hooks whose arguments are numbers
-OF_NUMBERS = (FallPenalty, RewardScale, RewardOffset, RewardClip, ActionCost)
-BUILT_IN = (*OF_NUMBERS, PotentialShaping)
+def _built_in() -> list[type[RewardShaping]]:
+    """Return the hooks of this module that a dotted path and keyword arguments can make."""
+    hooks = [value for value in globals().values() if isinstance(value, type) and issubclass(value, RewardShaping)]
+    return [hook for hook in hooks if hook not in (RewardShaping, FunctionShaping, ShapingChain)]

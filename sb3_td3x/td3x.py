@@ -18,31 +18,23 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import recursive_setattr
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule
-from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info, update_learning_rate
+from stable_baselines3.common.utils import get_system_info, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import sb3_compat
 from sb3_td3x.buffers import (
-    KNOWN_CLASSES,
     can_be_sampled,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
     end_open_episodes,
     make_replay_buffer,
 )
-from sb3_td3x.checkpoint.callback import Resumed, guarded_training, resume
-from sb3_td3x.files.agent import (
-    VARIABLES,
-    attributes_to_save,
-    read_agent,
-    read_parameters,
-    variables_to_save,
-    write_agent,
-)
+from sb3_td3x.checkpoint.guard import guarded_training
+from sb3_td3x.checkpoint.resume import Resumed, resume
+from sb3_td3x.files.agent import UNSAVED, read_agent, read_parameters, save_agent, set_states
 from sb3_td3x.files.atomic import SavePath
-from sb3_td3x.files.replay import read_replay_buffer, write_replay_buffer
+from sb3_td3x.files.replay import is_known_buffer, read_replay_buffer, write_replay_buffer
 from sb3_td3x.learner.cuda_graphs import GraphCache
 from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
@@ -62,7 +54,8 @@ from sb3_td3x.validation import check_action_space, check_arguments, check_finit
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
-_NOT_TO_CHANGE_AT_LOADING = {"self", "policy", "_init_setup_model"}
+# Arguments of the constructor that `load` does not take
+_NOT_FOR_LOAD = {"self", "policy", "_init_setup_model"}
 
 
 class TD3X(OffPolicyAlgorithm):
@@ -415,7 +408,7 @@ class TD3X(OffPolicyAlgorithm):
         finally:
             if not is_whole:
                 self._is_updated = False
-            if not is_whole and type(self._replay_buffer) in KNOWN_CLASSES:
+            if not is_whole and is_known_buffer(self._replay_buffer):
                 self._last_obs = None
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout
@@ -488,7 +481,7 @@ class TD3X(OffPolicyAlgorithm):
         if self._shaping is None or self._shaping_source is not self.reward_shaping:
             self._setup_shaping()
         self._check_shaping()
-        if (reset_num_timesteps or self._last_obs is None) and type(self._replay_buffer) in KNOWN_CLASSES:
+        if (reset_num_timesteps or self._last_obs is None) and is_known_buffer(self._replay_buffer):
             end_open_episodes(self.replay_buffer)
         total_timesteps, callback = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -567,20 +560,20 @@ class TD3X(OffPolicyAlgorithm):
 
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
-        Save all the attributes of the object and the model parameters in a zip-file with a checksum. At any moment
-        of a kill or a full disk the old file is there or the new one, whole.
+        Save all the attributes of the object and the model parameters in a zip-file with a checksum. If the process is
+        killed or the disk is full, the old file stays whole.
 
         :param path: path to the file (or a file-like) where the agent should be saved
         :param exclude: name of parameters that should be excluded in addition to the default ones
         :param include: name of parameters that might be excluded but should be included anyway
-        :raises ValueError: ``replay_buffer`` is among them, which has a file of its own
+        :raises ValueError: ``replay_buffer`` is included; use ``save_replay_buffer``
         """
-        attributes = attributes_to_save(self, exclude, include)
-        write_agent(path, attributes, self.get_parameters(), variables_to_save(self))
+        save_agent(path, self, exclude, include)
 
     def save_replay_buffer(self, path: SavePath) -> None:
         """
-        Save the replay buffer, as a whole or not at all: arrays with a checksum. One of a user's own class is pickled.
+        Save the replay buffer in a zip-file of arrays with a checksum. A replay buffer of a class that is not SB3's or
+        TD3X's is pickled.
 
         :param path: Path to the file (or a file-like) where the replay buffer should be saved
         """
@@ -588,13 +581,14 @@ class TD3X(OffPolicyAlgorithm):
 
     def load_replay_buffer(self, path: SavePath, truncate_last_traj: bool = True, trusted: bool = False) -> None:
         """
-        Load a replay buffer that was saved by TD3X or by SB3.
+        Load a replay buffer that was saved by TD3X or by SB3. If it is larger than ``buffer_size`` and not full, it
+        becomes as large as its content or ``buffer_size``.
 
         :param path: Path to the file (or a file-like)
-        :param truncate_last_traj: When using ``HerReplayBuffer``, whether the last trajectory is taken as finished
-        :param trusted: whether to unpickle a buffer of a class that is not SB3's, which can run any code
-        :raises ValueError: the file is damaged or needs to be trusted, the transitions are not those of this agent's
-            envs, or for other n-step returns; the agent's own replay buffer stays
+        :param truncate_last_traj: When using ``HerReplayBuffer``, whether the last trajectory counts as finished
+        :param trusted: whether to unpickle a replay buffer of a class that is not SB3's, which can run any code
+        :raises ValueError: the file is damaged or needs to be trusted, or the transitions belong to other envs or other
+            n-step returns; the agent keeps its own replay buffer
         """
         self.replay_buffer = read_replay_buffer(path, self, truncate_last_traj, trusted)
 
@@ -611,8 +605,8 @@ class TD3X(OffPolicyAlgorithm):
         **kwargs: Any,
     ) -> SelfTD3X:
         """
-        Load an agent saved by TD3X, or by SB3's ``TD3`` or ``DDPG``, whose training goes on where it stopped,
-        optimizers included. No code that the file holds is run, unless it is trusted.
+        Load an agent saved by TD3X, or by SB3's ``TD3`` or ``DDPG``, with its optimizers and counters. No code in the
+        file is run, unless it is trusted. Attributes that ``save`` was told to exclude have their defaults.
 
         :param path: path to the file (or a file-like) where to load the agent from
         :param env: the new environment to run the loaded model on (can be None if you only need prediction)
@@ -620,43 +614,38 @@ class TD3X(OffPolicyAlgorithm):
         :param custom_objects: Dictionary of objects to replace upon loading
         :param print_system_info: Whether to print system info from the saved model and the current system info
         :param force_reset: Force call to ``reset()`` before training
-        :param trusted: whether to unpickle what only a pickle can hold, such as a class or function of the user's
-            own, and to import the hook that the file names; a stranger's file can run any code by that
+        :param trusted: whether to unpickle attributes that only a pickle can hold, such as a function of your own, and
+            to import the hook that the file names. This lets a stranger's file run any code
         :param kwargs: arguments of the constructor to change when loading
         :return: new model instance with loaded parameters
-        :raises ValueError: the file is damaged, another algorithm's or needs to be trusted, an argument is unknown
-            or not allowed, or the env's spaces are not those of the agent
+        :raises ValueError: the file is damaged, holds another algorithm's agent or needs to be trusted, an argument is
+            unknown or not allowed, or the env's spaces are not those of the agent
         """
         if print_system_info:
             print("== CURRENT SYSTEM INFO ==")
             get_system_info()
-        data, params = read_agent(path, cls, device, custom_objects, kwargs, trusted, print_system_info)
-        data = sb3_compat.to_own_attributes(data)
-        check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *data} - _NOT_TO_CHANGE_AT_LOADING)
+        model = cls(MlpPolicy, env=None, device=device, _init_setup_model=False)
+        attributes, states = read_agent(path, model, custom_objects, kwargs, trusted, print_system_info)
+        attributes = sb3_compat.to_own_attributes(attributes)
+        check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *attributes} - _NOT_FOR_LOAD)
         if "stats_window_size" in kwargs:
             kwargs["_stats_window_size"] = kwargs.pop("stats_window_size")
-        if kwargs.get("policy_kwargs", data["policy_kwargs"]) != data["policy_kwargs"]:
+        policy_kwargs = attributes["policy_kwargs"]
+        if kwargs.get("policy_kwargs", policy_kwargs) != policy_kwargs:
             raise ValueError(
                 f"policy_kwargs={kwargs['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
-                f"{data['policy_kwargs']!r}"
+                f"{policy_kwargs!r}"
             )
-        if env is not None:
-            env = cls._wrap_env(env, data["verbose"])
-            check_for_correct_spaces(env, data["observation_space"], data["action_space"])
-            data["n_envs"] = env.num_envs
-            if force_reset:
-                data["_last_obs"] = None
-        model = cls(policy=data["policy_class"], env=env, device=device, _init_setup_model=False)
-        model.__dict__.update(data)
-        model.__dict__.update(kwargs)
+        vars(model).update(attributes)
+        vars(model).update(kwargs)
         if not (trusted or "reward_shaping" in {**(custom_objects or {}), **kwargs}):
             model._untrusted_reward_shaping = model.reward_shaping
+        if env is not None:
+            env = cls._wrap_env(env, model.verbose)
+            model.n_envs = env.num_envs
+            model.set_env(env, force_reset)
         model._setup_model()
-        variables = params.pop(VARIABLES, None) or {}
-        model.set_parameters(params, exact_match=True, device=device)
-        for name in model._get_torch_save_params()[1]:
-            if variables.get(name) is not None:
-                recursive_setattr(model, f"{name}.data", variables[name].data)
+        set_states(model, states, device)
         if "reward_shaping" in kwargs:
             model._setup_shaping()
             model._check_shaping()
@@ -671,35 +660,35 @@ class TD3X(OffPolicyAlgorithm):
         **kwargs: Any,
     ) -> SelfTD3X:
         """
-        Go on from the newest whole checkpoint of a ``sb3_td3x.checkpoint.ResumableCheckpoint``::
+        Resume from the newest whole checkpoint of a ``sb3_td3x.checkpoint.ResumableCheckpoint``::
 
             model = TD3X.resume("checkpoints", env)
             callback = ResumableCheckpoint("checkpoints")
             model.learn(total_timesteps - model.num_timesteps, callback, reset_num_timesteps=False)
 
         :param directory: the folder of the checkpoints
-        :param env: the envs, made as those of the run were, or the id of one; they begin new episodes
+        :param env: the envs, made like those of the training, or the id of one; they begin new episodes
         :param device: Device on which the code should run.
         :param kwargs: further arguments of ``load``
         :return: the agent with its replay buffer, counters and random generators
         :raises ValueError: there is no whole checkpoint, or the envs or arguments do not fit it
         """
-        return resume(cls, directory, maybe_make_env(env, verbose=0), device, **kwargs)
+        return resume(cls.load, pathlib.Path(directory), maybe_make_env(env, verbose=0), device=device, **kwargs)
 
     def to_sb3(self) -> TD3:
         """
-        The agent as SB3's ``TD3``, for use where sb3_td3x is not installed: same networks, optimizers and counters.
-        What SB3's TD3 has no argument for is left behind, with a warning: shaping, noise decay,
-        the critics' own learning rate, ``clipped_double_q=False``.
+        Convert the agent to SB3's ``TD3``, for use where sb3_td3x is not installed, with networks, optimizers and
+        counters. Warn of what SB3's TD3 has no argument for: shaping, noise decay, the critics' separate learning rate,
+        ``clipped_double_q=False``.
 
         :return: an SB3 TD3 that predicts the same
-        :raises ValueError: the networks have options that SB3's have not
+        :raises ValueError: the networks have options that SB3 lacks
         """
         return sb3_compat.to_sb3(self)
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
         """
-        Return the parameters of the agent, in SB3's layout: those of each critic by itself.
+        Return the parameters of the agent, in SB3's layout, with separate parameters for each critic.
 
         :return: Mapping from names of the objects to PyTorch state-dicts.
         """
@@ -728,31 +717,17 @@ class TD3X(OffPolicyAlgorithm):
             params = dict(load_path_or_dict)
         else:
             params = read_parameters(load_path_or_dict, self.get_parameters(), device)
-        if "critic.optimizer" in params and isinstance(self.critic, CriticEnsemble):
-            params["critic.optimizer"] = sb3_compat.own_optimizer_state(self.critic, params["critic.optimizer"])
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
-            if name in params:
+            # PyTorch has its own error for an incomplete state
+            if "param_groups" in params.get(name, ()):
+                if isinstance(network, CriticEnsemble):
+                    params[name] = sb3_compat.own_optimizer_state(network, params[name])
                 # A copy: optimizers that share their state would count each other's steps
                 params[name] = sb3_compat.copy_state(sb3_compat.with_own_kernels(network.optimizer, params[name]))
         super().set_parameters(params, exact_match=exact_match, device=device)
 
     def _excluded_save_params(self) -> list[str]:
-        return [
-            *super()._excluded_save_params(),
-            "_update",
-            "_graphs",
-            "_losses",
-            "_is_updated",
-            "_overlapping_env",
-            # Rebuilt from the arguments
-            "lr_schedule",
-            "qf_lr_schedule",
-            "_shaping",
-            "_shaping_source",
-            "_untrusted_reward_shaping",
-            "_replay_buffer",
-            "_resumed",
-        ]
+        return [*super()._excluded_save_params(), *UNSAVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

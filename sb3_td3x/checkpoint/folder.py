@@ -1,127 +1,125 @@
 """
-The folder that checkpoints are kept in: each is a folder of its own that is there as a whole or not at all, with a
-manifest of sizes and checksums, and shares with the others the files of the replay buffer::
+The folder of the checkpoints::
 
-    000007_70000_steps/  manifest.json, model.zip, state.json, and what else the checkpoint consists of
-    replay_buffer/       the rows that were new at each checkpoint
+    000007_70000_steps.zip   an agent's file that also holds the state of the training
+    replay_buffer/           the rows that were new at each checkpoint, shared by all checkpoints
+
+All are sealed zip files, so that each is there as a whole or not at all, and damage is found.
 """
 
-import dataclasses
-import hashlib
 import json
-import os
 import re
-import secrets
-import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_td3x.files.atomic import TEMPORARY_PATTERN, FileRecord, atomic_write, file_record, sync_folder
-from sb3_td3x.files.segments import Chain, Segment
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+from sb3_td3x.files.agent import write_agent
+from sb3_td3x.files.atomic import TEMPORARY_PATTERN
+from sb3_td3x.files.errors import FileRefused, refusing
+from sb3_td3x.files.records import from_record, to_record
+from sb3_td3x.files.replay import (
+    RowFiles,
+    describe,
+    late_columns,
+    read_columns,
+    read_rows,
+    restore_position,
+    write_columns,
+)
+from sb3_td3x.files.sealed_zip import open_checked_zip, write_sealed_zip
+
 REPLAY_BUFFER = "replay_buffer"
 
-_NAME = re.compile(r"(\d{6,})_(\d+)_steps")
+# Member with the state of the training
+_TRAINING = "training"
+_NAME = re.compile(r"(\d{6,})_(\d+)_steps\.zip")
 
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint that is not what was written."""
+State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """
-    A checkpoint whose manifest is whole.
+    A checkpoint that is whole.
 
-    :param path: its folder
-    :param files: its files
-    :param chain: the files of its replay buffer
+    :param path: its file
+    :param state: the state of the training
+    :param replay_buffer: description of the replay buffer
+    :param rows: the files with the rows of the replay buffer
     """
 
     path: Path
-    files: tuple[FileRecord, ...]
-    chain: Chain
+    state: State
+    replay_buffer: State
+    rows: RowFiles
 
-    @property
-    def replay_buffer_folder(self) -> Path:
-        """Where the files of its replay buffer are."""
-        return self.path.parent / REPLAY_BUFFER
-
-    def check(self) -> None:
+    def fill(self, replay_buffer: ReplayBuffer) -> None:
         """
-        :raises DamagedCheckpointError: a file is missing or changed; names it
+        Read the transitions.
+
+        :param replay_buffer: an empty replay buffer like the one that was saved, changed in place
+        :raises ValueError: a file holds other transitions
         """
-        for folder, records in (
-            (self.path, self.files),
-            (self.replay_buffer_folder, [segment.record for segment in self.chain.segments]),
-        ):
-            for record in records:
-                _check_file(folder / record.name, record)
+        read_rows(self.path.parent / REPLAY_BUFFER, replay_buffer, self.rows)
+        n_rows = min(self.rows.n_rows, replay_buffer.buffer_size)
+        with open_checked_zip(self.path, "zip") as archive:
+            read_columns(archive, late_columns(replay_buffer), slice(0, n_rows))
+        restore_position(replay_buffer, self.replay_buffer, n_rows, str(self.path))
 
 
-def write_checkpoint(directory: Path, files: dict[str, bytes], chain: Chain, timesteps: int) -> Checkpoint:
+def write_checkpoint(directory: Path, model: OffPolicyAlgorithm, state: State, rows: RowFiles) -> Path:
     """
-    Write a checkpoint beside those that are there.
+    Write a checkpoint next to the older ones.
 
-    :param directory: the folder of all checkpoints
-    :param files: its files, by name
-    :param chain: the files of the replay buffer, which are written
-    :param timesteps: number of env timesteps, for its name
-    :return: the checkpoint
-    :raises OSError: it cannot be written, or the disk is full; nothing is left of it
+    :param directory: the folder of the checkpoints
+    :param model: the agent
+    :param state: the state of the training, with ``num_timesteps``
+    :param rows: the files with the rows of the replay buffer
+    :return: the checkpoint's file
+    :raises OSError: it cannot be written, or the disk is full; nothing of it remains
     """
+    timesteps, replay_buffer = state["num_timesteps"], model.replay_buffer
+    assert replay_buffer is not None
     number = 1 + max(map(_number, list_checkpoints(directory)), default=0)
-    path = directory / f"{number:06d}_{timesteps}_steps"
-    partial = directory / f".{path.name}.{secrets.token_hex(4)}.partial"
-    try:
-        partial.mkdir()
-        for name, content in files.items():
-            with atomic_write(partial / name) as file:
-                file.write(content)
-        checkpoint = Checkpoint(path, tuple(file_record(partial / name) for name in files), chain)
-        with atomic_write(partial / MANIFEST) as file:
-            file.write(_manifest(checkpoint))
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync_folder(directory)
-    return checkpoint
+    path = directory / f"{number:06d}_{timesteps}_steps.zip"
+    training = {"state": state, "replay_buffer": describe(replay_buffer), "rows": asdict(rows)}
+    with write_sealed_zip(path, "zip") as archive:
+        write_agent(archive, model, num_timesteps=timesteps)
+        archive.writestr(_TRAINING, json.dumps(to_record(training), allow_nan=False))
+        write_columns(archive, late_columns(replay_buffer), slice(0, replay_buffer.size()))
+    return path
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """
-    :param path: folder of a checkpoint
-    :return: the checkpoint, its files not looked at
-    :raises DamagedCheckpointError: its manifest is missing or damaged
+    Read a checkpoint, and check the seals of its files.
+
+    :param path: its file
+    :return: the checkpoint
+    :raises FileRefused: a file is missing or damaged; names the file
     """
+    name = str(path)
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        if manifest.pop("sha256") != _checksum(manifest):
-            raise ValueError("its checksum is another")
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"it has format {manifest['format']}, this version of sb3_td3x reads format {FORMAT}")
-        segments = [
-            Segment(FileRecord(**entry.pop("record")), **entry) for entry in manifest["replay_buffer"].pop("segments")
-        ]
-        return Checkpoint(
-            path,
-            tuple(FileRecord(**record) for record in manifest["files"]),
-            Chain(segments=tuple(segments), **manifest["replay_buffer"]),
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DamagedCheckpointError(f"{path / MANIFEST} is damaged: {error}") from None
+        with refusing(name), open_checked_zip(path, "zip") as archive:
+            training = from_record(json.loads(archive.read(_TRAINING)))
+            rows = RowFiles(**training["rows"])
+        for name in (str(path.parent / REPLAY_BUFFER / row_file) for row_file in rows.names):
+            with open_checked_zip(name, "zip"):
+                pass
+    except OSError as error:
+        raise FileRefused(f"{name} cannot be read: {error.strerror}") from None
+    return Checkpoint(path, training["state"], training["replay_buffer"], rows)
 
 
 def newest_whole_checkpoint(directory: Path) -> Checkpoint:
     """
-    Find where to go on. Each newer checkpoint that is damaged is named in a warning.
+    Find the checkpoint to resume from. Warn of newer ones that are damaged.
 
-    :param directory: the folder of all checkpoints
+    :param directory: the folder of the checkpoints
     :return: the newest checkpoint that is whole
     :raises ValueError: there is none
     """
@@ -129,89 +127,47 @@ def newest_whole_checkpoint(directory: Path) -> Checkpoint:
     for path in reversed(list_checkpoints(directory)):
         try:
             checkpoint = read_checkpoint(path)
-            checkpoint.check()
-        except DamagedCheckpointError as error:
+        except FileRefused as error:
             problems.append(str(error))
             continue
         for problem in problems:
-            warnings.warn(f"{problem}. Going on from {path.name}, which is older", stacklevel=2)
+            warnings.warn(f"{problem}. Resuming from {path.name}, which is older", stacklevel=2)
         return checkpoint
     raise ValueError(f"There is no whole checkpoint in {directory}" + "".join(f"; {problem}" for problem in problems))
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """
-    :param directory: the folder of all checkpoints, which may not exist yet
-    :return: the folders of the checkpoints, damaged ones included, the oldest first
+    List the checkpoints, damaged ones included.
+
+    :param directory: the folder of the checkpoints, which may not exist yet
+    :return: their files, oldest first
     """
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
 
 
-def remove_all_but(directory: Path, kept: list[Checkpoint]) -> None:
+def remove_all_but(directory: Path, kept: dict[Path, RowFiles]) -> None:
     """
-    Delete checkpoints, and files of the replay buffer that no other needs, leftovers of killed processes included.
+    Delete old checkpoints, rows that no checkpoint needs, and what killed processes left behind.
 
-    :param directory: the folder of all checkpoints
-    :param kept: the checkpoints to keep
+    :param directory: the folder of the checkpoints
+    :param kept: files of the checkpoints to keep, and their rows
     """
+    needed = {name for rows in kept.values() for name in rows.names}
     for path in list_checkpoints(directory):
-        if path not in [checkpoint.path for checkpoint in kept]:
-            # A kill while it is being deleted must not leave a checkpoint that looks damaged
-            partial = directory / f".{path.name}.{secrets.token_hex(4)}.partial"
-            path.rename(partial)
-    for partial in directory.glob(TEMPORARY_PATTERN):
-        shutil.rmtree(partial, ignore_errors=True)
-    needed = {segment.record.name for checkpoint in kept for segment in checkpoint.chain.segments}
+        if path not in kept:
+            path.unlink()
+    for path in directory.glob(TEMPORARY_PATTERN):
+        path.unlink()
     for path in (directory / REPLAY_BUFFER).iterdir():
         if path.name not in needed:
             path.unlink()
 
 
 def _number(path: Path) -> int:
-    """
-    :param path: folder of a checkpoint
-    :return: its place in the order of all
-    """
+    """Return the number of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
-
-
-def _manifest(checkpoint: Checkpoint) -> bytes:
-    """
-    :param checkpoint: a checkpoint
-    :return: the contents of its manifest
-    """
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "files": [dataclasses.asdict(record) for record in checkpoint.files],
-        "replay_buffer": dataclasses.asdict(checkpoint.chain),
-    }
-    return json.dumps({**manifest, "sha256": _checksum(manifest)}, indent=1).encode()
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    """
-    :param manifest: a manifest without its checksum
-    :return: the checksum
-    """
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _check_file(path: Path, record: FileRecord) -> None:
-    """
-    :param path: a file
-    :param record: what it must be
-    :raises DamagedCheckpointError: it is not
-    """
-    try:
-        if os.path.getsize(path) != record.size:
-            raise DamagedCheckpointError(
-                f"{path} is damaged: it has {os.path.getsize(path)} bytes, expected {record.size}"
-            )
-        if file_record(path) != record:
-            raise DamagedCheckpointError(f"{path} is damaged: its checksum is another")
-    except OSError as error:
-        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""What ends a training from outside: a request to terminate, and the death of an env's process."""
+"""Interruptions from outside: a request to terminate, and the death of an env's process."""
 
 import contextlib
 import multiprocessing
@@ -14,15 +14,16 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
 
-# What the pipe to a dead process raises
+# Errors of the pipe to a dead process
 PIPE_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 class TerminationRequest:
     """
-    Holds SIGTERM back until the training has saved itself, then does what it would have done: call the handler that was
-    there before, or end the process. In other threads than the main one, where Python allows no handlers, and where
-    SIGTERM is ignored, it does nothing.
+    Hold SIGTERM back until the training has saved itself, and then do what the signal would have done: call the earlier
+    handler, or end the process.
+
+    It does nothing in other threads than the main one, where Python allows no handlers, and where SIGTERM is ignored.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class TerminationRequest:
         self._previous: Any = None
         self._pid = os.getpid()
         self._installed = False
-        # Whether the handler is among the process's, maybe below others that were installed later
+        # Whether our handler is registered, maybe below handlers that were installed later
         self._is_in_place = False
 
     def install(self) -> None:
@@ -46,7 +47,7 @@ class TerminationRequest:
         self._installed = True
 
     def uninstall(self) -> None:
-        """Put the handler back that was there before; a signal that was held back is let through."""
+        """Restore the earlier handler, and let a signal through that was held back."""
         if not self._installed:
             return
         self._installed = False
@@ -58,44 +59,43 @@ class TerminationRequest:
             self._pass_on()
 
     def let_through(self) -> None:
-        """Do what the signal would have done. If the process goes on, the next one is held back again."""
+        """Do what the signal would have done. If the process survives, hold the next signal back again."""
         self.uninstall()
         self.install()
 
     def _pass_on(self) -> None:
-        """Do what the signal would have done without this handler."""
+        """Do what the signal would have done without our handler."""
         if callable(self._previous):
             self._previous(signal.SIGTERM, None)
         else:
             signal.signal(signal.SIGTERM, self._previous)
-            # Unlike `os.kill`, it returns after the handler
+            # Unlike `os.kill`, this returns after the handler
             signal.raise_signal(signal.SIGTERM)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """
-        :param signum: number of the signal
-        :param frame: where the process was
-        """
+        """Handle the signal."""
         if not self._installed:
-            # Below another handler, it could not be taken away
+            # A later handler calls ours, so only forward the signal
             self._pass_on()
             return
+        # A process forked from this one has nothing to save
         urgent = self.received or os.getpid() != self._pid
         self.received = True
         if urgent:
-            # Asked twice; or in a process forked from this one, which has nothing to save
             self.uninstall()
 
 
 def describe_workers(env: VecEnv | None) -> list[str]:
     """
+    Describe envs that run in processes. Ask while these are alive.
+
     :param env: the envs of the training
-    :return: for envs in processes of their own, what each is, to be asked while they live; else an empty list
+    :return: a description of each env; empty if they do not run in processes
     """
-    # Their texts, not their specs: what cannot be pickled would end the process
+    # Strings, because something that cannot be pickled would end the process
     subproc_env = _subproc_env(env)
     if subproc_env is None or subproc_env.waiting:
-        # `waiting`: after an interrupted step the next answer is not to this question
+        # While it waits for a step that was interrupted, the next answer belongs to that step
         return []
     return [str(text) for text in subproc_env.env_method("__str__")]
 
@@ -103,8 +103,8 @@ def describe_workers(env: VecEnv | None) -> list[str]:
 @contextlib.contextmanager
 def broken_pipes_to_dead_workers(env: VecEnv | None) -> Iterator[None]:
     """
-    Let a training notice the death of an env's process. After a fork the processes that were started earlier hold its
-    end of the pipe open, so that reading from it would wait forever.
+    Let a training notice the death of an env's process. Forked processes hold the pipes of those started before them
+    open, so that reading from the pipe of a dead process would wait forever.
 
     :param env: the envs of the training
     """
@@ -121,7 +121,7 @@ def broken_pipes_to_dead_workers(env: VecEnv | None) -> Iterator[None]:
     try:
         yield
     finally:
-        # To close it would not do: a process that was forked meanwhile has this end of the pipe open as well
+        # Closing this end would not be enough: a process forked meanwhile also holds it open
         stopper.send(None)
         thread.join()
         stopper.close()
@@ -130,26 +130,30 @@ def broken_pipes_to_dead_workers(env: VecEnv | None) -> Iterator[None]:
 
 def _break_pipes(remotes: dict[int, Any], stop: Connection) -> None:
     """
-    :param remotes: the pipes to the processes, by their sentinels
-    :param stop: becomes ready when there is nothing more to do
+    Shut down the pipes of processes that end.
+
+    :param remotes: the pipes by the sentinels of their processes
+    :param stop: becomes readable when there is nothing more to do
     """
     while remotes:
         ready: Any = wait([*remotes, stop])
         if stop in ready:
             return
         for sentinel in ready:
-            # What the process sent before can still be read. An error: the envs were closed
+            # What the process sent before can still be read. An error means that the envs were closed
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(remotes.pop(sentinel).fileno())) as pipe:
                 pipe.shutdown(socket.SHUT_RDWR)
 
 
 def dead_worker_error(env: VecEnv | None, workers: list[str], seed: int | None, timestep: int) -> RuntimeError | None:
     """
+    Find the first env whose process has ended.
+
     :param env: the envs of the training
-    :param workers: what ``describe_workers`` returned
+    :param workers: the result of ``describe_workers``
     :param seed: seed of the first env at its last seeded reset
     :param timestep: number of env timesteps so far
-    :return: an error that names the first env whose process has ended; None if all live
+    :return: an error that names the env; None if all processes are alive
     """
     subproc_env = _subproc_env(env)
     processes: list[Any] = [] if subproc_env is None else subproc_env.processes
@@ -171,10 +175,7 @@ def dead_worker_error(env: VecEnv | None, workers: list[str], seed: int | None, 
 
 
 def _subproc_env(env: VecEnv | None) -> SubprocVecEnv | None:
-    """
-    :param env: envs
-    :return: what holds their processes, if they have any of their own
-    """
+    """Return the ``SubprocVecEnv`` inside of wrappers, if there is one."""
     while isinstance(env, VecEnvWrapper):
         env = env.venv
     return env if isinstance(env, SubprocVecEnv) else None

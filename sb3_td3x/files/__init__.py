@@ -1,1 +1,1 @@
-"""What lies on disk, and how it is read safely."""
+"""Files on disk: agents and replay buffers, written as a whole and read without running code."""

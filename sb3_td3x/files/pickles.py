@@ -1,247 +1,304 @@
 """
-Reading pickles without running them.
+Reading pickles from strangers without running them.
 
-A pickle is a program that calls what it names. Here nothing is called and nothing imported: each class or function that
-a pickle names becomes a record of its name, arguments and state, and ``plain`` makes objects of the records it knows.
+A pickle is a program that calls the classes and functions that it names. Here Python's own reader gets a harmless
+record in place of each of them, so that nothing is imported and nothing is called. ``from_pickle`` then makes objects
+of the records of registered classes.
 """
 
-import io
-import itertools
-import pickletools
-from collections.abc import Collection, Iterator
+import pickle
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, BinaryIO, ClassVar
 
-from sb3_td3x.files.atomic import FileRefused
+import numpy as np
+import torch as th
 
-# Of attributes of an agent; a pickle that is all operations takes a second to read
-MAX_OPERATIONS = 500_000
-# Larger integers may have the same hash, which makes dictionaries slow
-_MAX_KEY = 2**60
+from sb3_td3x.files.errors import FileRefused
+from sb3_td3x.files.limits import MAX_PICKLE_GROWTH
+from sb3_td3x.files.records import (
+    CLASSES,
+    OBJECTS,
+    build_object,
+    check_type,
+    make_array,
+    make_dtype,
+    make_generator,
+)
 
 
 class Pickled:
-    """
-    What a pickle says of an object.
-
-    :param args: the positional arguments that its class or function would have been called with
-    """
+    """What a pickle says about an object. Each class or function that a pickle names becomes a subclass."""
 
     path: ClassVar[str]
+    args: tuple[Any, ...]
+    state: Any
+    items: list[Any]
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-        self.state: Any = None
-        self.items: list[Any] = []
+    def __new__(cls, *args: Any) -> "Pickled":
+        """
+        Record a call of the class or function.
+
+        :param args: its arguments
+        """
+        made = super().__new__(cls)
+        made.args = args
+        made.state = None
+        made.items = []
+        return made
+
+    def __call__(self, *args: Any) -> "Pickled":
+        """Record a call of the result of a call."""
+        return _Result(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        """Record an item of a list."""
+        self.items.append(item)
 
 
 class PersistentId(Pickled):
-    """What a pickle refers to outside of itself; its only argument is how."""
+    """A reference to something outside of the pickle."""
 
     path = "persistent id"
 
 
-class _Reader:
-    """
-    The stack machine that pickles are programs for.
+class _Result(Pickled):
+    """The result of a call of the result of a call, which nothing is made of."""
 
-    :param name: how to name the file in an error
-    :param allowed: dotted paths of the classes and functions that may be named; None: all
-    """
-
-    def __init__(self, name: str, allowed: Collection[str] | None) -> None:
-        self.name = name
-        self.allowed = allowed
-        self.classes: dict[str, type[Pickled]] = {}
-        self._stack: list[Any] = []
-        self._below_marks: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
-
-    def step(self, operation: str, arg: Any) -> None:
-        """
-        :param operation: name of the operation
-        :param arg: what stands behind it in the pickle
-        """
-        stack = self._stack
-        if operation in _PUSHED_ARGUMENTS:
-            stack.append(arg)
-        elif operation in _CONSTANTS:
-            stack.append(_CONSTANTS[operation])
-        elif operation in ("PROTO", "FRAME"):
-            pass
-        elif operation in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
-            self._memo[len(self._memo) if operation == "MEMOIZE" else arg] = stack[-1]
-        elif operation in ("BINGET", "LONG_BINGET"):
-            stack.append(self._memo[arg])
-        elif operation == "MARK":
-            self._below_marks.append(stack)
-            self._stack = []
-        elif operation in ("EMPTY_LIST", "EMPTY_DICT"):
-            stack.append([] if operation == "EMPTY_LIST" else {})
-        elif operation in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            length = int(operation[-1])
-            stack[-length:] = [tuple(self._last(length))]
-        elif operation == "TUPLE":
-            items = self._pop_mark()
-            self._stack.append(tuple(items))
-        elif operation in ("APPEND", "APPENDS"):
-            items = [stack.pop()] if operation == "APPEND" else self._pop_mark()
-            target = self._stack[-1]
-            (target.items if isinstance(target, Pickled) else _checked(target, list)).extend(items)
-        elif operation in ("SETITEM", "SETITEMS"):
-            items = [stack.pop(-2), stack.pop()] if operation == "SETITEM" else self._pop_mark()
-            pairs = list(zip(items[::2], items[1::2], strict=True))
-            target = self._stack[-1]
-            if isinstance(target, Pickled):
-                target.items.extend(pairs)
-            else:
-                _checked(target, dict).update((_key(key), value) for key, value in pairs)
-        elif operation == "GLOBAL":
-            stack.append(self._named(*arg.split(" ", 1)))
-        elif operation == "STACK_GLOBAL":
-            stack[-2:] = [self._named(*self._last(2))]
-        elif operation in ("REDUCE", "NEWOBJ"):
-            target, args = self._last(2)
-            if self.allowed is None and isinstance(target, Pickled):
-                # The result of a call is called: of interest only for what else is named
-                target = Pickled
-            if not (isinstance(target, type) and issubclass(target, Pickled)):
-                raise TypeError(f"calls {type(target).__name__}")
-            stack[-2:] = [target(*_checked(args, tuple))]
-        elif operation == "BUILD":
-            state = stack.pop()
-            _checked(stack[-1], Pickled).state = state
-        elif operation == "BINPERSID":
-            stack.append(PersistentId(stack.pop()))
-        elif operation == "POP":
-            stack.pop()
-        elif operation == "STOP":
-            (self.result,) = stack
-        else:
-            raise FileRefused(f"{self.name} holds a pickle with {operation}, which no agent's has")
-
-    def _last(self, number: int) -> list[Any]:
-        if len(self._stack) < number:
-            raise IndexError("stack is empty")
-        return self._stack[-number:]
-
-    def _pop_mark(self) -> list[Any]:
-        items = self._stack
-        self._stack = self._below_marks.pop()
-        return items
-
-    def _named(self, module: str, name: str) -> type[Pickled]:
-        path = f"{_checked(module, str)}.{_checked(name, str)}"
-        if self.allowed is not None and path not in self.allowed:
-            raise FileRefused(f"{self.name} holds a pickle that names {path[:120]!r}, which may run code")
-        if path not in self.classes:
-            self.classes[path] = type(name, (Pickled,), {"path": path})
-        return self.classes[path]
+    path = "call of a result"
 
 
-_PUSHED_ARGUMENTS = frozenset(
-    {
-        *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
-        *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-    }
+class _Operations(dict[int, Any]):
+    """The allowed operations of pickles by their codes."""
+
+    def __missing__(self, code: int) -> Any:
+        raise ValueError(f"a pickle uses the operation {bytes([code])!r}, which no agent's pickle has")
+
+
+_Base: Any = pickle._Unpickler
+
+# All that the picklers of Python, SB3 and PyTorch write for what an agent holds
+_OPERATIONS = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.MEMOIZE),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.BINPERSID),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
+    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4),
+    *(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
+    *(pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
+    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD),
 )
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
-class _Bounded:
+class _Reader(_Base):  # type: ignore[misc]
     """
-    A file that gives no more than it has, whatever it is asked for: memory is taken for what is asked.
+    Python's own reader of pickles, limited to the operations above.
 
-    :param file: the file
-    """
+    It is the version in Python, because the one in C takes memory for whatever number a pickle names.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.tell = file.tell
-        start = file.tell()
-        self._end = file.seek(0, io.SEEK_END)
-        file.seek(start)
-
-    def read(self, size: int) -> bytes:
-        """
-        :param size: number of bytes
-        :return: so many bytes, or what is left
-        """
-        return self._file.read(min(size, self._end - self._file.tell()))
-
-    def readline(self) -> bytes:
-        """
-        :return: a line, of 1000 bytes at most
-        """
-        return self._file.readline(1000)
-
-
-def read_pickle(
-    file: BinaryIO,
-    name: str,
-    allowed: Collection[str] | None,
-    max_operations: int = MAX_OPERATIONS,
-    numbers: Iterator[int] | None = None,
-) -> Any:
-    """
     :param file: the pickle
-    :param name: how to name the file in an error
-    :param allowed: dotted paths of the classes and functions that it may name; None: all
-    :param max_operations: how long the pickle may be
-    :param numbers: of the operations; where it goes on from pickle to pickle, they may be so long together
-    :return: what it holds; classes and functions are subclasses of ``Pickled``, objects are instances of these
-    :raises FileRefused: it names another class or function, or is too long
+    :param file_name: name of the file in errors
+    :param allowed: module paths of the classes and functions that the pickle may name; None: all
+    """
+
+    dispatch = _Operations({code[0]: _Base.dispatch[code[0]] for code in _OPERATIONS})
+
+    def __init__(self, file: BinaryIO, file_name: str, allowed: Collection[str] | None) -> None:
+        super().__init__(file)
+        self.file_name = file_name
+        self.allowed = allowed
+        self.named: dict[str, type[Pickled]] = {}
+
+    def find_class(self, module: str, name: str) -> type[Pickled]:
+        """Return a record in place of a class or function."""
+        path = f"{module}.{name}"
+        if self.allowed is not None and path not in self.allowed:
+            raise FileRefused(f"{self.file_name} holds a pickle that names {path[:120]!r}, which may run code")
+        return self.named.setdefault(path, type("Named", (Pickled,), {"path": path}))
+
+    def persistent_load(self, pid: Any) -> PersistentId:
+        """Return a record in place of what is outside."""
+        return PersistentId(pid)
+
+    def load_setitems(self) -> None:
+        """Set entries of a dictionary."""
+        items = self.pop_mark()
+        self._set_items(items)
+
+    def load_setitem(self) -> None:
+        """Set an entry of a dictionary."""
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if isinstance(target, Pickled):
+                target.items.append((key, value))
+            else:
+                # Tuples within tuples can take forever to hash
+                check_type(target, dict)[check_type(key, str | int | float | None)] = value
+
+    def load_bytearray8(self) -> None:
+        """Read a ``bytearray``. Unlike Python's method, take memory only for bytes that the file has."""
+        (size,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(size)))
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
+
+def read_pickle(file: BinaryIO, name: str, allowed: Collection[str]) -> Any:
+    """
+    Read a pickle without running it.
+
+    :param file: the pickle
+    :param name: name of the file in errors
+    :param allowed: module paths of the classes and functions that it may name, such as ``allowed_in_pickles()``
+    :return: its content. Classes and functions are subclasses of ``Pickled``, and objects are instances of these
+    :raises FileRefused: it names another class or function
     :raises Exception: it is damaged
     """
-    reader = _Reader(name, allowed)
-    _run(reader, file, max_operations, numbers or itertools.count())
-    return reader.result
+    return _Reader(file, name, allowed).load()
 
 
-def named_in_pickle(file: BinaryIO, name: str, numbers: Iterator[int] | None = None) -> list[str]:
+def names_in_pickle(file: BinaryIO) -> list[str]:
     """
-    :param file: a pickle
-    :param name: how to name the file in an error
-    :param numbers: of the operations, see ``read_pickle``
-    :return: dotted paths of the classes and functions that it names; if it is damaged, up to there, and why
-    """
-    reader = _Reader(name, None)
-    try:
-        _run(reader, file, MAX_OPERATIONS, numbers or itertools.count())
-    except Exception as error:  # a stranger's pickle decides which
-        return [*sorted(reader.classes), f"(unreadable: {error!s:.80})"]
-    return sorted(reader.classes)
+    List what a pickle would import.
 
-
-def _run(reader: _Reader, file: BinaryIO, max_operations: int, numbers: Iterator[int]) -> None:
-    """
-    :param reader: the machine
     :param file: the pickle
-    :param max_operations: how long it may be
-    :param numbers: of the operations
+    :return: module paths of classes and functions. If the pickle is damaged: up to there, and why
     """
-    operations = pickletools.genops(_Bounded(file))  # type: ignore[arg-type]
-    for number, (operation, arg, _) in zip(numbers, operations, strict=False):
-        if number >= max_operations:
-            raise FileRefused(f"{reader.name} holds a pickle of more than {max_operations} operations")
-        reader.step(operation.name, arg)
+    reader = _Reader(file, "", None)
+    try:
+        reader.load()
+    except Exception as error:  # a stranger's pickle can cause any exception
+        return [*sorted(reader.named), f"(unreadable: {error!s:.80})"]
+    return sorted(reader.named)
 
 
-def _key(value: Any) -> Any:
-    """
-    :param value: a key of a dictionary
-    :return: the same
-    """
-    if isinstance(value, int) and abs(value) >= _MAX_KEY:
-        raise ValueError(f"uses the number {value!s:.40} as key")
-    return _checked(value, str | int | float | None)
+# Objects of what a pickle says
+
+_ARRAYS = ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
+_GENERATOR = "numpy.random._pickle.__generator_ctor"
+# Of spaces of Gym. SB3 makes new generators when it converts these spaces
+_OLD_GENERATORS = ("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator")
+_FUNCTIONS = frozenset(
+    {
+        *(f"numpy.{core}.{function}" for core in ("core", "_core") for function in _ARRAYS),
+        *("numpy.ndarray", "numpy.dtype", "collections.deque", "collections.OrderedDict", "torch.device"),
+        *(_GENERATOR, *_OLD_GENERATORS, "numpy.random._pickle.__bit_generator_ctor"),
+        *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
+        # The seed of a generator, which its state makes superfluous
+        "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
+        *("numpy.random.bit_generator.SeedSequence", "numpy.random._bit_generator.SeedSequence"),
+    }
+)
+# Assumed memory for an object
+_OBJECT_BYTES = 64
 
 
-def _checked(value: Any, kind: Any) -> Any:
+def allowed_in_pickles() -> frozenset[str]:
+    """Return the module paths of all classes and functions that ``from_pickle`` knows."""
+    return _FUNCTIONS | CLASSES.keys() | OBJECTS.keys()
+
+
+# Makes an object of what a pickle says about it
+Maker = Callable[[Pickled], Any]
+
+
+def from_pickle(value: Any, pickle_bytes: int, makers: Mapping[str, Maker] | None = None) -> Any:
     """
-    :param value: something on the stack
-    :param kind: what it should be
-    :return: the same
+    Make objects of what a pickle says.
+
+    :param value: the result of ``read_pickle``, or a part of it
+    :param pickle_bytes: size of the pickle. Its objects may take a multiple of that: a small pickle can name the same
+        part in many places
+    :param makers: functions that make objects of further classes and functions, by the module paths of these
+    :return: the object
+    :raises ValueError: it is none of a registered class, or too large
     """
-    if not isinstance(value, kind):
-        raise TypeError(f"uses {type(value).__name__} as {kind}")
-    return value
+    return _Converter(MAX_PICKLE_GROWTH * pickle_bytes, makers or {}).convert(value)
+
+
+class _Converter:
+    """
+    Makes objects of what a pickle says.
+
+    :param max_bytes: memory that all objects together may take
+    :param makers: functions that make objects of further classes
+    """
+
+    def __init__(self, max_bytes: int, makers: Mapping[str, Maker]) -> None:
+        self._bytes_left = max_bytes
+        self._makers = makers
+
+    def _take(self, n_bytes: int) -> None:
+        self._bytes_left -= n_bytes
+        if self._bytes_left < 0:
+            raise ValueError("it is too large: its objects take many times the memory of the file")
+
+    def convert(self, value: Any) -> Any:
+        """Return the object that a part of a pickle describes."""
+        self._take(_OBJECT_BYTES)
+        if isinstance(value, list | tuple):
+            return type(value)(self.convert(entry) for entry in value)
+        if isinstance(value, dict):
+            return {key: self.convert(entry) for key, entry in value.items()}
+        if isinstance(value, type):
+            return CLASSES[getattr(value, "path", "")]
+        if not isinstance(value, Pickled):
+            return value
+        try:
+            return self._object(value)
+        except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+            raise ValueError(f"it holds no {value.path} ({type(error).__name__}: {error})"[:250]) from None
+
+    def _object(self, value: Pickled) -> Any:
+        path, args = value.path, value.args
+        if path in self._makers:
+            return self._makers[path](value)
+        if path == "numpy.dtype":
+            return _dtype(value)
+        if path.endswith("._frombuffer"):
+            data, dtype, shape, order = args
+            return self._array(dtype, shape, data, order)
+        if path.endswith("._reconstruct"):
+            _, shape, dtype, fortran_order, data = value.state
+            return self._array(dtype, shape, data, "F" if fortran_order else "C")
+        if path.endswith("multiarray.scalar"):
+            return self._array(args[0], (1,), args[1], "C")[0]
+        if path == "collections.deque":
+            return deque([self.convert(item) for item in value.items], *args[1:])
+        if path == "collections.OrderedDict":
+            return OrderedDict((check_type(key, str | int), self.convert(item)) for key, item in value.items)
+        if path == "torch.device":
+            return th.device(":".join(str(check_type(arg, str | int)) for arg in args))
+        if path in _OLD_GENERATORS:
+            return None
+        if path == _GENERATOR:
+            state = args[0].state
+            return make_generator(self.convert(state[0] if isinstance(state, tuple) else state))
+        attributes = OBJECTS[path].attributes
+        # Enumerations and named tuples are calls with their attributes
+        state = value.state if value.state is not None else dict(zip(attributes, args, strict=True))
+        # Gym's spaces name their generator without the underscore
+        state = {"_np_random" if key == "np_random" else key: entry for key, entry in state.items()}
+        return build_object(path, {key: self.convert(entry) for key, entry in state.items() if key in attributes})
+
+    def _array(self, dtype: Any, shape: Any, data: Any, order: Any) -> np.ndarray:
+        self._take(len(check_type(data, bytes | bytearray)))
+        return make_array(_dtype(dtype), shape, data, order)
+
+
+def _dtype(value: Any) -> np.dtype:
+    """Return a type of numbers. A pickle has its name without the byte order, and the byte order in its state."""
+    (name, *_), state = value.args, value.state
+    dtype = make_dtype(name)
+    return dtype.newbyteorder(">") if state is not None and state[1] == ">" else dtype

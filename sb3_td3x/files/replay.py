@@ -1,199 +1,237 @@
 """
-Saved replay buffers: arrays and JSON in a zip file that ``numpy.load`` opens too, without pickles.
+Replay buffers on disk: one format for saved replay buffers and for checkpoints.
 
-Only the transitions that there are get written, and pass through memory in small parts.
+A saved replay buffer is a sealed zip file, which ``numpy.load`` opens too:
+
+- ``replay_buffer``: class, arguments and position as JSON
+- ``observations.npy``, ``actions.npy``, ...: SB3's arrays, (rows, n_envs, ...); for Dict observations one array a key
+- ``infos.jsonl``: with ``copy_info_dict``, the infos of one row in each line
+
+A checkpoint writes the rows that are new to another file of the same format each time, so that several files hold all
+rows together.
 """
 
 import io
 import json
 import math
 import pickle
-from collections.abc import Iterable, Iterator
+import secrets
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
+from urllib.parse import quote
 
 import numpy as np
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_td3x._version import __version__
-from sb3_td3x.buffers import PackedReplayBuffer, check_loaded_replay_buffer
-from sb3_td3x.files.atomic import FileRefused, SavePath, name_of, open_for_loading, open_for_saving, refusing
-from sb3_td3x.files.pickles import Pickled, read_pickle
-from sb3_td3x.files.records import (
-    MAX_ARRAY_BYTES,
-    MAX_PARTS,
-    MAX_VALUES,
-    PICKLE_PATHS,
-    JsonReader,
-    NotPlainError,
-    PickleReader,
-    from_pickle,
-    from_plain,
-    path_of,
-    to_plain,
-)
-from sb3_td3x.files.sealed_zip import CHUNK_SIZE, CheckedZip, write_sealed_zip
+from sb3_td3x.files.atomic import SavePath, name_of, open_for_loading, open_for_saving
+from sb3_td3x.files.errors import FileRefused, refusing
+from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
+from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
+from sb3_td3x.files.records import CLASSES, NotARecordError, from_record, register_class, to_record
+from sb3_td3x.files.sealed_zip import CHUNK_BYTES, CheckedZip, open_checked_zip, write_sealed_zip
 
-if TYPE_CHECKING:
-    from sb3_td3x.td3x import TD3X
+BufferClass = TypeVar("BufferClass", bound=type[ReplayBuffer])
 
-# Arguments of each class besides those that all have, which are also its attributes
-_ARGUMENTS: dict[type[ReplayBuffer], tuple[str, ...]] = {
-    PackedReplayBuffer: ("optimize_memory_usage", "n_steps", "gamma", "dtype"),
+_DESCRIPTION = "replay_buffer"
+_INFOS = "infos"
+# Attributes of all replay buffers
+_COMMON = ("buffer_size", "n_envs", "observation_space", "action_space", "handle_timeout_termination", "pos", "full")
+# Arrays that `add` writes one row to
+_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+# Arrays of HER with a row for each transition, which change later: at the end of an episode, and when it is overwritten
+_LATE_ARRAYS = ("ep_start", "ep_length")
+# Where HER's open episodes start, (n_envs,)
+_EPISODE_STARTS = "_current_ep_start"
+# With `optimize_memory_usage`: the observations that the newest transitions led to, which stand in the next row
+_LAST_OBSERVATIONS = "last_observations"
+
+
+# Classes of replay buffers
+
+# Arguments besides those that all replay buffers have; they are also attributes
+KNOWN_BUFFERS: dict[type[ReplayBuffer], tuple[str, ...]] = {
     ReplayBuffer: ("optimize_memory_usage",),
     NStepReplayBuffer: ("n_steps", "gamma"),
     DictReplayBuffer: (),
     HerReplayBuffer: ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict"),
 }
-_CLASSES = {path_of(cls): cls for cls in _ARGUMENTS}
-_COMMON = ("buffer_size", "n_envs", "observation_space", "action_space", "handle_timeout_termination", "pos", "full")
-
-_MAX_ATTRIBUTES_SIZE = 64 * 2**20
-_MAX_INFOS_LINE = 2**24
-# Of SB3's files: HER's hold a dictionary for each transition
-_MAX_OPERATIONS = 50_000_000
 
 
-# Writing
-
-
-def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
+def register_replay_buffer(*arguments: str) -> Callable[[BufferClass], BufferClass]:
     """
-    Write a replay buffer, as a whole or not at all. One of another class than SB3's and this package's is pickled.
+    Allow files to hold replay buffers of a class with SB3's arrays. A decorator.
 
-    :param path: path to the file, with or without ``.pkl``, or a file-like object
+    :param arguments: arguments of the class besides those that all replay buffers have; they must also be attributes
+    """
+
+    def register(cls: BufferClass) -> BufferClass:
+        KNOWN_BUFFERS[register_class(cls)] = arguments
+        return cls
+
+    return register
+
+
+def is_known_buffer(replay_buffer: Any) -> bool:
+    """Return whether files can hold a replay buffer: another class may have more to save than SB3's arrays."""
+    return type(replay_buffer) in KNOWN_BUFFERS
+
+
+def columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
+    """
+    Return the arrays that get a row with each call of ``add``.
+
     :param replay_buffer: the replay buffer
-    :raises OSError: it cannot be written; what was there before is untouched
+    :return: the arrays by their names in files, (buffer_size, n_envs, ...), not copied
     """
-    try:
-        attributes = json.dumps(_attributes(replay_buffer), allow_nan=False, indent=2)
-    except NotPlainError:
-        with open_for_saving(path, "pkl") as file:
-            pickle.dump(replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
-        return
-    rows = _rows_to_save(replay_buffer)
-    with write_sealed_zip(path, "pkl", __version__) as archive:
-        archive.writestr("replay_buffer", attributes)
-        for name, array in _arrays(replay_buffer).items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                _write_array(cast(BinaryIO, file), array, rows)
-        if isinstance(replay_buffer, HerReplayBuffer) and replay_buffer.copy_info_dict:
-            with archive.open("infos.jsonl", "w", force_zip64=True) as file:
-                for infos in replay_buffer.infos[:rows]:
-                    file.write(json.dumps(to_plain(list(infos)), allow_nan=False).encode() + b"\n")
+    arrays = _named_arrays({name: getattr(replay_buffer, name, None) for name in _ARRAYS})
+    if getattr(replay_buffer, "copy_info_dict", False):
+        arrays[_INFOS] = cast(HerReplayBuffer, replay_buffer).infos
+    return arrays
 
 
-def _attributes(replay_buffer: ReplayBuffer) -> dict[str, Any]:
+def late_columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     """
+    Return the arrays whose rows can change after ``add``.
+
     :param replay_buffer: the replay buffer
-    :return: all but its arrays, as plain data
-    :raises NotPlainError: only a pickle can hold it
+    :return: the arrays by their names in files, (buffer_size, n_envs), not copied
     """
-    cls = type(replay_buffer)
-    if cls not in _ARGUMENTS:
-        raise NotPlainError(path_of(cls))
-    if isinstance(replay_buffer, HerReplayBuffer) and replay_buffer.copy_info_dict:
-        # Before anything is written
-        for infos in replay_buffer.infos[: _rows_to_save(replay_buffer)]:
-            to_plain(list(infos))
-    names = [*_COMMON, *_ARGUMENTS[cls]]
-    if cls is HerReplayBuffer:
-        names.append("_current_ep_start")
-    return {"class": path_of(cls), **{name: to_plain(getattr(replay_buffer, name)) for name in names}}
+    return _named_arrays({name: getattr(replay_buffer, name, None) for name in _LATE_ARRAYS})
 
 
-def describe_replay_buffer(replay_buffer: ReplayBuffer) -> dict[str, Any]:
-    """
-    :param replay_buffer: a replay buffer of one of the known classes
-    :return: what an empty one like it is made from, as plain data
-    """
-    names = ["buffer_size", "n_envs", "handle_timeout_termination", *_ARGUMENTS[type(replay_buffer)]]
-    described = {name: to_plain(getattr(replay_buffer, name)) for name in names}
-    return {"class": type(replay_buffer).__name__, **described}
-
-
-def make_described_replay_buffer(description: dict[str, Any], model: "TD3X", name: str) -> ReplayBuffer:
-    """
-    :param description: what ``describe_replay_buffer`` returned
-    :param model: the agent that it is for
-    :param name: how to name where it comes from in an error
-    :return: an empty replay buffer
-    """
-    attributes = from_plain(description)
-    (path,) = (path for path, cls in _CLASSES.items() if cls.__name__ == attributes["class"])
-    return _make_empty({**attributes, "class": path}, model, name, attributes["buffer_size"])
-
-
-def _arrays(replay_buffer: ReplayBuffer, keys: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """
-    :param replay_buffer: the replay buffer
-    :param keys: those of Dict observations, as they are numbered in the file; None: in the replay buffer's order
-    :return: its arrays by their names in the file, (buffer_size, n_envs, ...)
-    """
-    names = ["observations", "next_observations", "actions", "rewards", "dones", "timeouts"]
-    if isinstance(replay_buffer, HerReplayBuffer):
-        names += ["ep_start", "ep_length"]
-    if replay_buffer.optimize_memory_usage:
-        names.remove("next_observations")
-    arrays: dict[str, np.ndarray] = {}
-    for name in names:
-        value: Any = getattr(replay_buffer, name)
+def _named_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by their names in files, those of Dict observations one by one."""
+    arrays: dict[str, Any] = {}
+    for name, value in values.items():
         if isinstance(value, dict):
-            # Numbered: the keys of Dict observations are any strings
-            arrays.update({f"{name}.{number}": value[key] for number, key in enumerate(keys or value)})
-        else:
+            # A key may be any string
+            arrays.update({f"{name}.{quote(str(key), safe='')}": array for key, array in value.items()})
+        elif value is not None:
             arrays[name] = value
     return arrays
 
 
-def _rows_to_save(replay_buffer: Any) -> int:
+def describe(replay_buffer: ReplayBuffer) -> dict[str, Any]:
     """
-    :param replay_buffer: the replay buffer, or its attributes
-    :return: how many rows of the arrays hold something
+    Return everything but the columns.
+
+    :param replay_buffer: a replay buffer of a known class
+    :return: class, arguments and position
     """
-    if replay_buffer.full:
-        return int(replay_buffer.buffer_size)
-    # Without arrays of next observations, the last one is in the row that follows
-    is_optimized = getattr(replay_buffer, "optimize_memory_usage", False) and replay_buffer.pos > 0
-    return min(int(replay_buffer.pos) + is_optimized, int(replay_buffer.buffer_size))
+    cls = type(replay_buffer)
+    description = {"class": cls, **{name: getattr(replay_buffer, name) for name in (*_COMMON, *KNOWN_BUFFERS[cls])}}
+    if hasattr(replay_buffer, _EPISODE_STARTS):
+        description[_EPISODE_STARTS] = getattr(replay_buffer, _EPISODE_STARTS)
+    if replay_buffer.optimize_memory_usage:
+        row, observations = replay_buffer.pos % replay_buffer.buffer_size, cast(Any, replay_buffer.observations)
+        is_dict = isinstance(observations, dict)
+        description[_LAST_OBSERVATIONS] = (
+            {key: array[row] for key, array in observations.items()} if is_dict else observations[row]
+        )
+    return description
 
 
-def _write_array(file: BinaryIO, array: np.ndarray, rows: int) -> None:
+def make_empty(description: Mapping[str, Any], model: OffPolicyAlgorithm, buffer_size: int) -> ReplayBuffer:
     """
-    :param file: where to
-    :param array: the array
-    :param rows: how many of its rows are written
+    Make an empty replay buffer.
+
+    :param description: the result of ``describe``
+    :param model: the agent that it is for
+    :param buffer_size: number of rows
+    :return: the replay buffer, with the envs, spaces and device of the agent
+    :raises ValueError: it needs an env, and the agent has none
     """
-    header = {"descr": array.dtype.str, "fortran_order": False, "shape": (rows, *array.shape[1:])}
-    np.lib.format.write_array_header_1_0(file, header)
-    for part in _parts(array, rows):
-        file.write(np.ascontiguousarray(part).tobytes())
+    cls = description["class"]
+    kwargs = {name: description[name] for name in ("handle_timeout_termination", *KNOWN_BUFFERS[cls])}
+    if issubclass(cls, HerReplayBuffer):
+        kwargs["env"] = _env_of(model)
+    spaces = model.observation_space, model.action_space
+    made: ReplayBuffer = cls(buffer_size * model.n_envs, *spaces, device=model.device, n_envs=model.n_envs, **kwargs)
+    return made
 
 
-def _parts(array: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+def restore_position(replay_buffer: ReplayBuffer, description: Mapping[str, Any], n_rows: int, name: str) -> None:
     """
-    :param array: an array
-    :param rows: how many of its rows
-    :return: views of so many rows that they take little memory
+    Set what is not in the columns.
+
+    :param replay_buffer: a replay buffer whose columns were read
+    :param description: the result of ``describe``
+    :param n_rows: number of rows with transitions
+    :param name: name of the file in errors
+    :raises FileRefused: an episode lies outside of the replay buffer
     """
-    step = max(1, CHUNK_SIZE // max(1, array.itemsize * math.prod(array.shape[1:])))
-    for start in range(0, rows, step):
-        yield array[start : min(start + step, rows)]
+    replay_buffer.full = n_rows == replay_buffer.buffer_size
+    replay_buffer.pos = description["pos"] if description["full"] else n_rows % replay_buffer.buffer_size
+    if replay_buffer.optimize_memory_usage:
+        last, observations = description[_LAST_OBSERVATIONS], cast(Any, replay_buffer.observations)
+        for key, array in observations.items() if isinstance(observations, dict) else ((..., observations),):
+            array[replay_buffer.pos] = last[key]
+    if isinstance(replay_buffer, HerReplayBuffer):
+        starts = description.get(_EPISODE_STARTS)
+        if not isinstance(starts, np.ndarray) or starts.shape != (replay_buffer.n_envs,) or starts.dtype != np.int64:
+            raise FileRefused(f"{name} has a bad {_EPISODE_STARTS}")
+        replay_buffer._current_ep_start = starts
+        for key in (*_LATE_ARRAYS, _EPISODE_STARTS):
+            values = getattr(replay_buffer, key)
+            if (values < 0).any() or (values > replay_buffer.buffer_size).any():
+                raise FileRefused(f"{name} has a bad {key}: an episode lies outside of the buffer")
 
 
-# Reading
+def _env_of(model: OffPolicyAlgorithm) -> Any:
+    """Return the env of an agent for HER."""
+    if model.env is None:
+        raise FileRefused("a HerReplayBuffer needs an env: load the agent with env=...")
+    return model.env
 
 
-def read_replay_buffer(path: SavePath, model: "TD3X", truncate_last_traj: bool, trusted: bool) -> ReplayBuffer:
+# Saved replay buffers
+
+
+def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
     """
+    Save a replay buffer, as a whole or not at all. A replay buffer of an unknown class is pickled.
+
+    :param path: path to the file, with or without ``.pkl``, or a file-like object
+    :param replay_buffer: the replay buffer
+    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
+    """
+    rows = slice(0, replay_buffer.size())
+    arrays = {**columns(replay_buffer), **late_columns(replay_buffer)}
+    try:
+        if not is_known_buffer(replay_buffer):
+            raise NotARecordError
+        description = to_record(describe(replay_buffer))
+        for infos in arrays.get(_INFOS, ())[rows]:
+            # A file-like object cannot be written again
+            to_record(list(infos))
+    except NotARecordError:
+        with open_for_saving(path, "pkl") as file:
+            pickle.dump(replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
+        return
+    with write_sealed_zip(path, "pkl") as archive:
+        archive.writestr(_DESCRIPTION, json.dumps(description, allow_nan=False, indent=2))
+        write_columns(archive, arrays, rows)
+
+
+def read_replay_buffer(
+    path: SavePath, model: OffPolicyAlgorithm, truncate_last_traj: bool, trusted: bool
+) -> ReplayBuffer:
+    """
+    Read a replay buffer that was saved by TD3X or by SB3.
+
     :param path: path to the file, with or without ``.pkl``, or a file-like object
     :param model: the agent that it is for
-    :param truncate_last_traj: of ``HerReplayBuffer``, whether the last trajectory is taken as finished
-    :param trusted: whether to run the pickle of a class that is not SB3's, which can do anything that the user can
+    :param truncate_last_traj: With HER, whether the last trajectory counts as finished
+    :param trusted: whether to run the pickle of another class than SB3's, which can do anything that the user can
     :return: the replay buffer
     :raises ValueError: the file is damaged, needs to be trusted, or is not for this agent
-    :raises OSError: it is not there or cannot be read
+    :raises OSError: the file does not exist or cannot be read
     """
     name = name_of(path)
     with open_for_loading(path, "pkl") as file:
@@ -205,290 +243,322 @@ def read_replay_buffer(path: SavePath, model: "TD3X", truncate_last_traj: bool, 
         elif trusted:
             replay_buffer = _run_pickle(file, model, name)
         else:
-            replay_buffer = _read_pickle(file, name, model)
-    check_loaded_replay_buffer(model, replay_buffer, name)
+            replay_buffer = _read_pickle(file, model, name)
+    _check_is_for(model, replay_buffer, name)
     if isinstance(replay_buffer, HerReplayBuffer) and truncate_last_traj:
         replay_buffer.truncate_last_trajectory()
     replay_buffer.device = model.device
     return replay_buffer
 
 
-def _read_zip(archive: CheckedZip, model: "TD3X") -> ReplayBuffer:
-    """
-    :param archive: the file
-    :param model: the agent that it is for
-    :return: the replay buffer
-    """
+def _read_zip(archive: CheckedZip, model: OffPolicyAlgorithm) -> ReplayBuffer:
+    """Read a replay buffer of our format."""
     name = archive.name
     with refusing(name):
-        if "replay_buffer" not in archive.members:
+        if _DESCRIPTION not in archive.members:
             raise FileRefused(f"{name} is a zip file but no replay buffer")
-        attributes = from_plain(JsonReader(name).read(archive.read("replay_buffer", _MAX_ATTRIBUTES_SIZE)))
-        if not isinstance(attributes, dict):
-            raise FileRefused(f"{name} is a zip file but no replay buffer")
-        _check_attributes(attributes, model, name)
-        rows = _rows_to_save(SimpleNamespace(**attributes))
-        _check_capacity(attributes, model, name, rows)
-        # Spaces are equal in any order of their keys
-        order = getattr(attributes["observation_space"], "spaces", None)
-        for key, array in _arrays(_make_empty(attributes, model, name, 1), order).items():
-            expected = array.nbytes * rows
-            actual = archive.members[f"{key}.npy"].file_size if f"{key}.npy" in archive.members else -1
-            # A header is shorter than that
-            if not expected <= actual <= expected + 1024:
-                raise FileRefused(f"{name} has {actual} bytes of {key}, expected {expected} for {rows} rows")
-        replay_buffer = _make_empty(attributes, model, name, attributes["buffer_size"])
-        for key, array in _arrays(replay_buffer, order).items():
-            with archive.open(f"{key}.npy") as file:
-                _read_array_header(file, array, rows, f"{key} in {name}")
-                for part in _parts(array, rows):
-                    content = file.read(array.itemsize * part.size)
-                    part[...] = np.frombuffer(content, array.dtype).reshape(part.shape)
-        if isinstance(replay_buffer, HerReplayBuffer) and replay_buffer.copy_info_dict:
-            _read_infos(replay_buffer, archive, rows)
-        _set_position(replay_buffer, attributes, name)
+        description = from_record(json.loads(archive.read(_DESCRIPTION, MAX_ATTRIBUTE_BYTES)))
+        _check_description(description, model, name)
+        n_rows = description["buffer_size"] if description["full"] else description["pos"]
+        _check_sizes(archive, make_empty(description, model, 1), n_rows)
+        # Not larger than the file justifies, or the agent asks for
+        buffer_size = min(description["buffer_size"], max(n_rows, model.buffer_size // model.n_envs, 1))
+        replay_buffer = make_empty(description, model, buffer_size)
+        read_columns(archive, {**columns(replay_buffer), **late_columns(replay_buffer)}, slice(0, n_rows))
+        restore_position(replay_buffer, description, n_rows, name)
     return replay_buffer
 
 
-def _check_attributes(attributes: dict[str, Any], model: "TD3X", name: str) -> None:
-    """
-    :param attributes: attributes of a replay buffer
-    :param model: the agent that it is for
-    :param name: how to name the file in an error
-    :raises FileRefused: they are not in order
-    """
-    if attributes.get("class") not in _CLASSES:
-        raise FileRefused(f"{name} holds a replay buffer of class {attributes.get('class')!s:.80}, which is not SB3's")
-    cls = _CLASSES[attributes["class"]]
-    absent = [key for key in (*_COMMON, *_ARGUMENTS[cls]) if key not in attributes]
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "class": lambda value: value in KNOWN_BUFFERS,
+    "buffer_size": lambda value: type(value) is int and value >= 1,
+    "pos": lambda value: type(value) is int and value >= 0,
+    "full": lambda value: type(value) is bool,
+    "handle_timeout_termination": lambda value: type(value) is bool,
+    "optimize_memory_usage": lambda value: type(value) is bool,
+    "copy_info_dict": lambda value: type(value) is bool,
+    "n_steps": lambda value: type(value) is int and 1 <= value <= 10**6,
+    "n_sampled_goal": lambda value: type(value) is int and 0 <= value <= 10**6,
+    "gamma": lambda value: isinstance(value, int | float | np.floating) and bool(0 <= value <= 1),
+    "dtype": lambda value: value in (np.float32, np.float64),
+}
+
+
+def _check_description(description: Any, model: OffPolicyAlgorithm, name: str) -> None:
+    """Check the description of a replay buffer from a file."""
+    if not isinstance(description, dict) or description.get("class") not in KNOWN_BUFFERS:
+        raise FileRefused(f"{name} holds no replay buffer of SB3 or TD3X")
+    absent = [key for key in (*_COMMON, *KNOWN_BUFFERS[description["class"]]) if key not in description]
     if absent:
         raise FileRefused(f"{name} is no whole replay buffer, it lacks {', '.join(absent)}")
-    # What is not the agent's is told before anything else, as of a replay buffer that is there
-    check_loaded_replay_buffer(model, SimpleNamespace(**attributes), name)
-    fields = SimpleNamespace(**attributes)
-    for key in ("buffer_size", "pos"):
-        if type(attributes[key]) is not int or attributes[key] < 0:
-            raise FileRefused(f"{name} has a bad {key}: {attributes[key]!s:.40}")
-    for key in ("full", "handle_timeout_termination", "optimize_memory_usage", "copy_info_dict"):
-        if type(attributes.get(key, False)) is not bool:
-            raise FileRefused(f"{name} has a bad {key}: {attributes[key]!s:.40}")
-    for key, low in (("n_steps", 1), ("n_sampled_goal", 0)):
-        if type(attributes.get(key, 1)) is not int or not low <= attributes.get(key, 1) <= 10**6:
-            raise FileRefused(f"{name} has a bad {key}: {attributes[key]!s:.40}")
-    gamma = attributes.get("gamma", 0)
-    if not isinstance(gamma, int | float | np.floating) or not 0 <= gamma <= 1:
-        raise FileRefused(f"{name} has a bad gamma: {gamma!s:.40}")
-    if fields.pos >= fields.buffer_size:
-        raise FileRefused(f"{name} has pos={fields.pos}, expected less than buffer_size={fields.buffer_size}")
-
-
-def _check_capacity(attributes: dict[str, Any], model: "TD3X", name: str, rows: int) -> None:
-    """
-    :param attributes: attributes of a replay buffer, in order
-    :param model: the agent that it is for
-    :param name: how to name the file in an error
-    :param rows: how many rows there are in the file
-    :raises FileRefused: its arrays would take more memory than those of the agent and than the file
-    """
-    buffer_size = attributes["buffer_size"]
-    if buffer_size > max(rows, model.buffer_size // model.n_envs, 1):
+    _check_is_for(model, SimpleNamespace(**description), name)
+    for key, is_allowed in _CHECKS.items():
+        if key in description and not is_allowed(description[key]):
+            raise FileRefused(f"{name} has a bad {key}: {description[key]!s:.40}")
+    if description["pos"] >= description["buffer_size"]:
         raise FileRefused(
-            f"{name} has buffer_size={buffer_size * model.n_envs}, more than the agent's buffer_size="
-            f"{model.buffer_size} and than the file holds; load the agent with a larger one"
+            f"{name} has pos={description['pos']}, expected less than buffer_size={description['buffer_size']}"
         )
 
 
-def _make_empty(attributes: dict[str, Any], model: "TD3X", name: str, buffer_size: int) -> ReplayBuffer:
+def _check_is_for(model: OffPolicyAlgorithm, replay_buffer: Any, name: str) -> None:
     """
-    :param attributes: attributes of a replay buffer, in order
-    :param model: the agent that it is for
-    :param name: how to name the file in an error
-    :param buffer_size: how many rows it shall have
-    :return: an empty replay buffer with these attributes
+    Check that a replay buffer fits an agent.
+
+    :param model: the agent
+    :param replay_buffer: the replay buffer, or an object with its attributes
+    :param name: name of the file in errors
+    :raises ValueError: its transitions belong to other envs, or to other n-step returns
     """
-    cls = _CLASSES[attributes["class"]]
-    kwargs = {key: attributes[key] for key in ("handle_timeout_termination", *_ARGUMENTS[cls])}
-    if cls is HerReplayBuffer:
-        _check_env(model, name)
-        kwargs["env"] = model.env
-    spaces = model.observation_space, model.action_space
-    return cls(buffer_size * model.n_envs, *spaces, device=model.device, n_envs=model.n_envs, **kwargs)
+    names = ["n_envs", "observation_space", "action_space"]
+    if model.replay_buffer_class is None:
+        names.append("n_steps")
+        if model.n_steps > 1:
+            names.append("gamma")
+    for key in names:
+        # Only buffers with n-step returns know their number of steps
+        loaded, expected = getattr(replay_buffer, key, 1), getattr(model, key)
+        if loaded != expected:
+            raise ValueError(f"The replay buffer in {name} has {key}={loaded}, expected {expected}")
 
 
-def _check_env(model: "TD3X", name: str) -> None:
+def _check_sizes(archive: CheckedZip, small: ReplayBuffer, n_rows: int) -> None:
     """
-    :param model: the agent that a ``HerReplayBuffer`` is for
-    :param name: how to name the file in an error
-    """
-    if model.env is None:
-        raise FileRefused(f"{name} holds a HerReplayBuffer, which needs an env: load the agent with env=...")
+    Check that a file has all rows, before memory is taken for them.
 
-
-def _set_position(replay_buffer: ReplayBuffer, attributes: dict[str, Any], name: str) -> None:
-    """
-    :param replay_buffer: a replay buffer whose arrays were read
-    :param attributes: its attributes
-    :param name: how to name the file in an error
-    :raises FileRefused: its episodes lie outside of it
-    """
-    replay_buffer.pos, replay_buffer.full = attributes["pos"], attributes["full"]
-    if not isinstance(replay_buffer, HerReplayBuffer):
-        return
-    starts = attributes.get("_current_ep_start")
-    if not isinstance(starts, np.ndarray) or starts.dtype != np.int64 or starts.shape != (replay_buffer.n_envs,):
-        raise FileRefused(f"{name} has a bad _current_ep_start")
-    replay_buffer._current_ep_start = starts
-    for key in ("ep_start", "ep_length", "_current_ep_start"):
-        values = getattr(replay_buffer, key)
-        if (values < 0).any() or (values > replay_buffer.buffer_size).any():
-            raise FileRefused(f"{name} has a bad {key}: an episode lies outside of the buffer")
-
-
-def _read_array_header(file: BinaryIO, array: np.ndarray, rows: int, name: str) -> None:
-    """
-    :param file: an array's member
-    :param array: where its rows go
-    :param rows: how many rows it should have
-    :param name: how to name it in an error
-    :raises FileRefused: it is of another shape or type
-    """
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise FileRefused(f"{name} is no array of version 1.0")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    if shape != (rows, *array.shape[1:]) or dtype != array.dtype or fortran_order:
-        raise FileRefused(f"{name} is {dtype} of shape {shape}, expected {array.dtype} {(rows, *array.shape[1:])}")
-
-
-def _read_infos(replay_buffer: HerReplayBuffer, archive: CheckedZip, rows: int) -> None:
-    """
-    :param replay_buffer: where the infos go
     :param archive: the file
-    :param rows: how many there are
+    :param small: a replay buffer with one row
+    :param n_rows: number of rows that the file should have
     """
-    # As many values as there are bytes: the infos of a large buffer are many
-    size = sum(info.compress_size for info in archive.members.values())
-    reader = JsonReader(archive.name, max(size, MAX_VALUES))
-    with archive.open("infos.jsonl") as file:
-        for row in range(rows):
-            infos = from_plain(reader.read(file.readline(_MAX_INFOS_LINE)))
-            if not (isinstance(infos, list) and len(infos) == replay_buffer.n_envs):
-                raise FileRefused(f"{archive.name} has bad infos in row {row}")
-            if not all(isinstance(info, dict) for info in infos):
-                raise FileRefused(f"{archive.name} has bad infos in row {row}")
-            replay_buffer.infos[row] = infos
+    for key, array in {**columns(small), **late_columns(small)}.items():
+        if key != _INFOS:
+            expected, size = array.nbytes * n_rows, archive.members[f"{key}.npy"].file_size
+            # The header is shorter than that
+            if not expected <= size <= expected + 1024:
+                raise FileRefused(f"{archive.name} has {size} bytes of {key}, expected {expected} for {n_rows} rows")
 
 
-# Pickles of SB3
-
-
-def _run_pickle(file: BinaryIO, model: "TD3X", name: str) -> ReplayBuffer:
-    """
-    :param file: a pickle that is trusted
-    :param model: the agent that it is for
-    :param name: how to name it in an error
-    :return: the replay buffer in it
-    """
+def _run_pickle(file: BinaryIO, model: OffPolicyAlgorithm, name: str) -> ReplayBuffer:
+    """Unpickle a replay buffer from a file that is trusted."""
     replay_buffer = pickle.load(file)
     if not isinstance(replay_buffer, ReplayBuffer):
         raise FileRefused(f"{name} holds {type(replay_buffer).__name__}, expected a ReplayBuffer")
     if isinstance(replay_buffer, HerReplayBuffer):
-        _check_env(model, name)
-        replay_buffer.set_env(model.env)  # type: ignore[arg-type]
+        replay_buffer.set_env(_env_of(model))
     return replay_buffer
 
 
-def _read_pickle(file: BinaryIO, name: str, model: "TD3X") -> ReplayBuffer:
-    """
-    :param file: a pickle, which is not run
-    :param name: how to name it in an error
-    :param model: the agent that it is for
-    :return: the replay buffer that it describes
-    """
+def _read_pickle(file: BinaryIO, model: OffPolicyAlgorithm, name: str) -> ReplayBuffer:
+    """Read a pickle of SB3 without running it."""
     with refusing(name):
-        size = _size_of(file)
+        start = file.tell()
+        size = file.seek(0, io.SEEK_END) - start
+        file.seek(start)
         try:
-            pickled = read_pickle(file, name, PICKLE_PATHS, _MAX_OPERATIONS)
+            pickled = read_pickle(file, name, allowed_in_pickles())
         except FileRefused as error:
             raise FileRefused(f"{error}; load it with trusted=True if you trust its author") from None
-        if not (isinstance(pickled, Pickled) and pickled.path in _CLASSES and isinstance(pickled.state, dict)):
+        if not (isinstance(pickled, Pickled) and CLASSES.get(pickled.path) in KNOWN_BUFFERS):
             raise FileRefused(f"{name} holds no replay buffer")
-        state: dict[str, Any] = pickled.state
-        # Of old versions of SB3
-        state.setdefault("handle_timeout_termination", False)
-        state.setdefault("optimize_memory_usage", False)
-        names = {*_COMMON, *_ARGUMENTS[_CLASSES[pickled.path]], "_current_ep_start"}
-        reader = PickleReader()
-        attributes = {key: from_pickle(value, reader) for key, value in state.items() if key in names}
-        attributes = {key: int(it) if isinstance(it, np.integer) else it for key, it in attributes.items()}
-        attributes["class"] = pickled.path
-        _check_attributes(attributes, model, name)
-        rows = attributes["buffer_size"]
-        empty = _make_empty(attributes, model, name, 1)
-        given = _given_columns(empty, state, size)
-        # Old versions of SB3 know no time-outs
-        columns = {key: array for key, array in _columns(empty).items() if key in given or key != "timeouts"}
-        for key, array in columns.items():
-            shape, value = (rows, *array.shape[1:]), given.get(key)
-            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != array.dtype:
-                raise FileRefused(f"{name} has a bad {key}: expected {array.dtype} of shape {shape}")
-        replay_buffer = _make_empty(attributes, model, name, rows)
-        for key in columns:
-            _columns(replay_buffer)[key][...] = given[key]
-        if isinstance(replay_buffer, HerReplayBuffer) and replay_buffer.copy_info_dict:
-            reader = PickleReader(max(size, MAX_PARTS), max(size, MAX_ARRAY_BYTES))
-            infos = [_info(info, reader) for info in state["infos"].state[-1]]
-            replay_buffer.infos = np.array(infos, dtype=object).reshape(replay_buffer.infos.shape)
-        _set_position(replay_buffer, attributes, name)
+        cls = CLASSES[pickled.path]
+        # Old versions of SB3 lack these
+        state = {"handle_timeout_termination": False, "optimize_memory_usage": False, **pickled.state}
+        names = (*_COMMON, *KNOWN_BUFFERS[cls], _EPISODE_STARTS)
+        description = from_pickle({key: state[key] for key in names if key in state}, size)
+        description = {key: int(it) if isinstance(it, np.integer) else it for key, it in description.items()}
+        _check_description({"class": cls, **description}, model, name)
+        return _from_arrays({"class": cls, **description}, state, size, model, name)
+
+
+def _from_arrays(
+    description: dict[str, Any], state: dict[str, Any], size: int, model: OffPolicyAlgorithm, name: str
+) -> ReplayBuffer:
+    """
+    Make a replay buffer of the arrays in a pickle of SB3.
+
+    :param description: its class, arguments and position
+    :param state: what the pickle says about its attributes
+    :param size: size of the pickle
+    :param model: the agent that it is for
+    :param name: name of the file in errors
+    :return: the replay buffer
+    """
+    n_rows = description["buffer_size"]
+    given = _named_arrays(from_pickle({key: state.get(key) for key in (*_ARRAYS, *_LATE_ARRAYS)}, size))
+    small = make_empty(description, model, 1)
+    expected = {**columns(small), **late_columns(small)}
+    expected.pop(_INFOS, None)
+    if "timeouts" not in given:
+        # Old versions of SB3 lack them
+        expected.pop("timeouts")
+    for key, array in expected.items():
+        value, shape = given.get(key), (n_rows, *array.shape[1:])
+        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != array.dtype:
+            raise FileRefused(f"{name} has a bad {key}: expected {array.dtype} of shape {shape}")
+    replay_buffer = make_empty(description, model, n_rows)
+    arrays = {**columns(replay_buffer), **late_columns(replay_buffer)}
+    for key in expected:
+        arrays[key][...] = given[key]
+    if _INFOS in arrays:
+        infos = from_pickle(state[_INFOS].state[-1], size)
+        arrays[_INFOS][...] = np.array([_check_info(info) for info in infos], dtype=object).reshape(n_rows, -1)
+    if replay_buffer.optimize_memory_usage:
+        description = {**description, _LAST_OBSERVATIONS: arrays["observations"][description["pos"]]}
+    restore_position(replay_buffer, description, n_rows if description["full"] else description["pos"], name)
     return replay_buffer
 
 
-def _size_of(file: BinaryIO) -> int:
-    """
-    :param file: a file
-    :return: how many bytes there are from here on
-    """
-    start = file.tell()
-    end = file.seek(0, io.SEEK_END)
-    file.seek(start)
-    return end - start
-
-
-def _columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
-    """
-    :param replay_buffer: a replay buffer
-    :return: its arrays by their names in a pickle
-    """
-    if isinstance(replay_buffer, PackedReplayBuffer):
-        return replay_buffer.blocks
-    return _arrays(replay_buffer)
-
-
-def _given_columns(replay_buffer: ReplayBuffer, state: dict[str, Any], size: int) -> dict[str, Any]:
-    """
-    :param replay_buffer: a replay buffer
-    :param state: what a pickle of another one says
-    :param size: size of the pickle in bytes; arrays that share none of them take no more
-    :return: what should be the arrays of the other one, by their names
-    """
-    reader = PickleReader(max_array_bytes=size)
-    given: dict[str, Any] = {}
-    for name in {key.partition(".")[0] for key in _columns(replay_buffer)} & state.keys():
-        value = from_pickle(state[name], reader)
-        if isinstance(value, dict):
-            own = getattr(replay_buffer, name)
-            given.update({f"{name}.{number}": value.get(key) for number, key in enumerate(own)})
-        else:
-            given[name] = value
-    return given
-
-
-def _info(value: Any, reader: PickleReader) -> dict[str, Any]:
-    """
-    :param value: part of a pickle
-    :param reader: of all infos
-    :return: an info of an env
-    """
-    info = from_pickle(value, reader)
+def _check_info(info: Any) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise TypeError("its infos are no dictionaries")
     return info
+
+
+# Columns in a zip file
+
+
+def write_columns(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], rows: slice) -> None:
+    """
+    Write some rows of columns.
+
+    :param archive: the zip file to write to
+    :param arrays: the columns by their names
+    :param rows: the rows
+    :raises NotARecordError: an info holds something that only a pickle can hold
+    """
+    for name, array in arrays.items():
+        if name == _INFOS:
+            lines = [json.dumps(to_record(list(infos)), allow_nan=False) + "\n" for infos in array[rows]]
+            archive.writestr(f"{_INFOS}.jsonl", "".join(lines))
+            continue
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": array[rows].shape}
+            np.lib.format.write_array_header_1_0(cast(BinaryIO, file), header)
+            for part in _parts(array[rows]):
+                file.write(np.ascontiguousarray(part).tobytes())
+
+
+def read_columns(archive: CheckedZip, arrays: Mapping[str, np.ndarray], rows: slice) -> None:
+    """
+    Read some rows of columns.
+
+    :param archive: the zip file
+    :param arrays: the columns by their names, changed in place
+    :param rows: the rows; the file must have as many
+    :raises FileRefused: the file has rows of another shape or type
+    """
+    for name, array in arrays.items():
+        if name == _INFOS:
+            _read_infos(archive, array[rows])
+        else:
+            with archive.open(f"{name}.npy") as file:
+                _read_array(file, array[rows], f"{name} in {archive.name}")
+
+
+def _read_array(file: BinaryIO, array: np.ndarray, name: str) -> None:
+    """Read an array from a file of NumPy's format in small parts."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise FileRefused(f"{name} is no array of version 1.0")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    if shape != array.shape or dtype != array.dtype or fortran_order:
+        raise FileRefused(f"{name} is {dtype} of shape {shape}, expected {array.dtype} of shape {array.shape}")
+    for part in _parts(array):
+        part[...] = np.frombuffer(file.read(part.size * part.itemsize), array.dtype).reshape(part.shape)
+
+
+def _read_infos(archive: CheckedZip, infos: np.ndarray) -> None:
+    """Read the infos of some rows."""
+    with archive.open(f"{_INFOS}.jsonl") as file:
+        for row in range(len(infos)):
+            infos[row] = [_check_info(info) for info in from_record(json.loads(file.readline()))]
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of an array in parts that take little memory."""
+    step = max(1, CHUNK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
+
+
+# Checkpoints
+
+# A longer list of files is begun anew
+_MAX_FILES = 500
+
+
+@dataclass(frozen=True)
+class RowFiles:
+    """
+    Files that hold the rows of a replay buffer together. Row ``n`` lies at ``n % buffer_size`` in the replay buffer.
+
+    :param prefix: beginning of their names
+    :param ranges: first row of each file and the row after its last, oldest first
+    :param n_rows: number of rows that were written since the beginning
+    """
+
+    prefix: str
+    ranges: tuple[tuple[int, int], ...]
+    n_rows: int
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files"""
+        return [f"{self.prefix}_{first}_{last}.zip" for first, last in self.ranges]
+
+
+def write_new_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles | None, n_new: int | None) -> RowFiles:
+    """
+    Write the rows that are new to files of their own.
+
+    :param folder: the folder of the files
+    :param replay_buffer: the replay buffer
+    :param written: the files that were written before; None: write all rows
+    :param n_new: number of rows that were added since; None: unknown, write all rows
+    :return: the files that hold the replay buffer now. Others in ``written`` are no longer needed
+    :raises OSError: a file cannot be written, or the disk is full; the files written before are untouched
+    :raises ValueError: an info holds something that only a pickle can hold
+    """
+    size = replay_buffer.buffer_size
+    if written is None or n_new is None or n_new >= size or len(written.ranges) >= _MAX_FILES:
+        written = RowFiles(secrets.token_hex(4), (), replay_buffer.pos if replay_buffer.full else 0)
+        n_new = replay_buffer.size()
+    end = written.n_rows + n_new
+    kept = [(first, last) for first, last in written.ranges if last > end - size]
+    new = RowFiles(written.prefix, tuple(_pieces(written.n_rows, end, size)), end)
+    for (first, last), name in zip(new.ranges, new.names, strict=True):
+        with write_sealed_zip(folder / name, "zip") as archive:
+            try:
+                write_columns(archive, columns(replay_buffer), _slice(first, last, size))
+            except NotARecordError as error:
+                raise ValueError(
+                    f"infos with {error} are not allowed in a checkpoint, expected arrays, numbers, text, or lists and "
+                    "dictionaries of such; with copy_info_dict=False none are saved"
+                ) from None
+    return RowFiles(written.prefix, (*kept, *new.ranges), end)
+
+
+def read_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles) -> None:
+    """
+    Read the rows of a replay buffer.
+
+    :param folder: the folder of the files
+    :param replay_buffer: an empty replay buffer like the one that was written
+    :param written: the files
+    :raises ValueError: a file is damaged, or holds rows of another replay buffer
+    """
+    for (first, last), name in zip(written.ranges, written.names, strict=True):
+        with open_checked_zip(folder / name, "zip") as archive:
+            read_columns(archive, columns(replay_buffer), _slice(first, last, replay_buffer.buffer_size))
+
+
+def _pieces(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows that do not cross the end of the replay buffer."""
+    while first < last:
+        end = min(last, (first // size + 1) * size)
+        yield first, end
+        first = end
+
+
+def _slice(first: int, last: int, size: int) -> slice:
+    """Return where a range of rows lies in the replay buffer."""
+    return slice(first % size, first % size + last - first)

@@ -127,11 +127,11 @@ class OptionalCheckpoint(ResumableCheckpoint):
 
     _is_off = False
 
-    def on_entering(self) -> None:
+    def on_learn_start(self) -> None:
         """Take the folder, or turn off."""
         self._is_off = False
         with self._warning():
-            super().on_entering()
+            super().on_learn_start()
 
     def _on_training_start(self) -> None:
         if not self._is_off:
@@ -151,7 +151,7 @@ class OptionalCheckpoint(ResumableCheckpoint):
         except ValueError as error:
             warnings.warn(f"This run cannot be resumed: {error}", stacklevel=2)
             self._is_off = True
-            self.on_leaving()
+            self.on_learn_end()
 
 
 def _load_pretrained_agent(

@@ -19,9 +19,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 from sb3_td3x.checkpoint.folder import Checkpoint, list_checkpoints, newest_whole_checkpoint
-from sb3_td3x.checkpoint.logs import cut_monitor_files, go_on_monitoring, monitor_start
+from sb3_td3x.checkpoint.logs import continue_monitoring, cut_monitor_files, monitor_start
 from sb3_td3x.files.atomic import lock_folder
 from sb3_td3x.shaping import check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
@@ -62,7 +62,7 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
         checkpoints = _checkpoints_of(hyperparams, folder)
     with _locked(checkpoints) as checkpoint:
         print(f"Resuming from {checkpoint.path}")
-        state = read_state(checkpoint)
+        state = checkpoint.state
         cut_monitor_files(folder, state["monitor_sizes"])
         # The checkpoint has what the run took from another agent
         args = argparse.Namespace(**{**run.args, "trained_agent": ""})
@@ -187,7 +187,7 @@ class ResumedExperiment(ExperimentManager):
 
         def make_appending_vec_env(*args: Any, **kwargs: Any) -> VecEnv:
             kwargs["monitor_kwargs"] = {**kwargs["monitor_kwargs"], "override_existing": start is None}
-            kwargs["wrapper_class"] = functools.partial(go_on_monitoring, start, kwargs["wrapper_class"])
+            kwargs["wrapper_class"] = functools.partial(continue_monitoring, start, kwargs["wrapper_class"])
             return make_vec_env(*args, **kwargs)
 
         with mock.patch.object(rl_zoo3.exp_manager, "make_vec_env", make_appending_vec_env):

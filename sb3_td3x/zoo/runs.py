@@ -23,9 +23,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
 import _sb3_td3x_autoload as autoload
-from sb3_td3x.files.atomic import FileRefused, refusing
-from sb3_td3x.files.pickles import Pickled, read_pickle
-from sb3_td3x.files.records import CLASSES, PICKLE_PATHS, PickleReader, from_pickle, path_of
+from sb3_td3x.files.errors import FileRefused, refusing
+from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
+from sb3_td3x.files.records import CLASSES, path_of
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
 
@@ -387,13 +387,13 @@ def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
     """
     name, cls = str(path), path_of(VecNormalize)
     with refusing(name):
-        pickled = read_pickle(io.BytesIO(_read(path, _MAX_STATISTICS_BYTES)), name, {*PICKLE_PATHS, cls})
+        content = _read(path, _MAX_STATISTICS_BYTES)
+        pickled = read_pickle(io.BytesIO(content), name, {*allowed_in_pickles(), cls})
         if not (isinstance(pickled, Pickled) and pickled.path == cls and isinstance(pickled.state, dict)):
             raise FileRefused(f"{name} holds no VecNormalize")
         arguments = ("norm_obs", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
         names = [key for key in (*arguments, "obs_rms", "ret_rms") if key in pickled.state]
-        reader = PickleReader()
-        state = {key: from_pickle(pickled.state[key], reader) for key in names}
+        state = from_pickle({key: pickled.state[key] for key in names}, len(content))
         obs_rms, ret_rms = state.pop("obs_rms", None), state.pop("ret_rms")
         env = VecNormalize(venv, training=False, norm_reward=False, **state)
         if _shapes(ret_rms) != () or (env.norm_obs and _shapes(obs_rms) != _shapes(env.obs_rms)):

@@ -27,6 +27,13 @@ from envs import CountingEnv, DictObs, Episode, Poison, counting_vec_env, tiny, 
 from filelock import FileLock
 from gymnasium import spaces
 from processes import HOLD_LOCK, held_by_another_process
+from sb3_td3x.files.segments import (
+    bookkeeping,
+    columns,
+    read_segments,
+    restore_bookkeeping,
+    write_segments,
+)
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
@@ -42,13 +49,6 @@ from sb3_td3x.callbacks import StopWhenSolved, tuning
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint, _empty_replay_buffer, read_state
 from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.files.atomic import TEMPORARY_PATTERN, lock_folder
-from sb3_td3x.files.segments import (
-    bookkeeping,
-    columns,
-    read_segments,
-    restore_bookkeeping,
-    write_segments,
-)
 
 KILL_TEST = Path(__file__).parents[2] / "scripts/kill_test.py"
 BOX = spaces.Box(-1, 1, (2,), np.float32)

@@ -1,4 +1,4 @@
-"""Files that strangers may send: pickles that run code, and zip files that lie. Each is built here, none is kept."""
+"""Files that strangers may send: pickles that run code, and zip files that lie. Each is built here, none is stored."""
 
 import base64
 import importlib
@@ -7,8 +7,10 @@ import json
 import marshal
 import os
 import pickle
+import resource
 import stat
 import struct
+import time
 import zipfile
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -21,11 +23,15 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x.files.sealed_zip import VERSION_MEMBER, write_sealed_zip
 
+# Time of the processor in seconds, and memory in bytes, that any file may take
+TIME_LIMIT = 5
+MEMORY_LIMIT = 10**9
+
 # Gadgets: pickles that make a folder where they are run
 
 
 class Call:
-    """Something whose pickle calls a function."""
+    """An object whose pickle calls a function."""
 
     def __init__(self, function: Any, *args: Any) -> None:
         self.function = function
@@ -35,11 +41,11 @@ class Call:
         return self.function, self.args
 
     def __call__(self) -> None:
-        """Never called: pickle wants what is called to be callable."""
+        """Do nothing: pickle checks that what is called is callable."""
 
 
 class State:
-    """Something whose pickle restores a state, gadgets included."""
+    """An object whose pickle restores a state, gadgets included."""
 
     def __init__(self, cls: type, **state: Any) -> None:
         self.cls = cls
@@ -51,7 +57,7 @@ class State:
 
 class Array:
     """
-    Something whose pickle is that of an array of bytes, which shares them with all others that are made of them.
+    An object whose pickle is that of an array of bytes, which it shares with others that are made of the same bytes.
 
     :param data: the bytes
     """
@@ -66,10 +72,10 @@ class Array:
 
 class Items:
     """
-    Something whose pickle is that of an ``OrderedDict``, with any key.
+    An object whose pickle is that of an ``OrderedDict``, with any key.
 
     :param key: the key
-    :param value: what is there
+    :param value: the value
     """
 
     def __init__(self, key: Any, value: Any) -> None:
@@ -81,10 +87,11 @@ class Items:
 
 def nested(value: Any, depth: int, width: int = 100) -> Any:
     """
-    :param value: a list or a tuple
-    :param depth: how deep
-    :param width: how often
-    :return: one of the same many times, which is one of the same many times and so on
+    Return a list or tuple of the same object many times, which is a list of the same object many times, and so on.
+
+    :param value: the innermost list or tuple
+    :param depth: number of lists
+    :param width: number of objects in each
     """
     for _ in range(depth):
         value = type(value)([value] * width)
@@ -92,28 +99,28 @@ def nested(value: Any, depth: int, width: int = 100) -> Any:
 
 
 def by_value(path: str) -> bytes:
-    """What cloudpickle makes of a function: its code."""
+    """Return what cloudpickle makes of a function: its code."""
     return cloudpickle.dumps(Call(lambda: os.mkdir(path)))
 
 
 def by_marshal(path: str) -> bytes:
-    """Code that is read by marshal."""
+    """Return code that is read by marshal."""
     code = marshal.dumps(compile(f"import os; os.mkdir({path!r})", "gadget", "exec"))
     return pickle.dumps(Call(exec, Call(marshal.loads, code)))
 
 
 def by_old_opcodes(path: str) -> bytes:
-    """The protocol 0 of old."""
+    """Return a pickle of protocol 0."""
     return b"(S" + repr(path).encode() + b"\nios\nmkdir\n."
 
 
 def by_object_opcode(path: str) -> bytes:
-    """OBJ, which calls what lies below its arguments."""
+    """Return a pickle with OBJ, which calls what lies below its arguments."""
     return b"\x80\x04(cos\nmkdir\n\x8c" + bytes([len(path)]) + path.encode() + b"o."
 
 
 def by_extension_code(path: str) -> bytes:
-    """EXT1, which reads the registry of copyreg."""
+    """Return a pickle with EXT1, which reads the registry of copyreg."""
     return b"\x80\x04\x82\x01)R."
 
 
@@ -141,24 +148,51 @@ GADGETS: dict[str, Callable[[str], bytes]] = {
 }
 
 
+# What readers may do with hostile files
+
+
+def refusal(read: Callable[[], Any]) -> str | None:
+    """
+    Read a hostile file. It must be read or refused by one sentence, and take little time and memory.
+
+    :param read: reads the file
+    :return: the sentence; None if the file was read
+    """
+    start, message = time.process_time(), None
+    try:
+        read()
+    except ValueError as error:
+        message = str(error)
+        assert "\n" not in message
+        assert len(message) < 1000
+        assert error.__cause__ is None
+        assert error.__context__ is None or error.__suppress_context__
+    assert time.process_time() - start < TIME_LIMIT
+    return message
+
+
+class MemoryCheck:
+    """Context that checks that the process never took much more memory than at its start."""
+
+    def __enter__(self) -> None:
+        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def __exit__(self, *_: Any) -> None:
+        # In units of 1024 bytes
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before < MEMORY_LIMIT // 1024
+
+
 # Changing zip files
 
 
 def members_of(content: bytes) -> dict[str, bytes]:
-    """
-    :param content: a zip file
-    :return: its members
-    """
+    """Return the members of a zip file."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def plain_zip(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """
-    :param members: members
-    :param compression: how they are compressed
-    :return: a zip file of them, without a checksum
-    """
+    """Return a zip file without a checksum."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name, content in members.items():
@@ -166,14 +200,10 @@ def plain_zip(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) 
     return file.getvalue()
 
 
-def sealed_zip(members: dict[str, bytes], suffix: str = "zip") -> bytes:
-    """
-    :param members: members
-    :param suffix: ending of the name
-    :return: a zip file of them, with the checksum that it should have
-    """
+def sealed_zip(members: dict[str, bytes]) -> bytes:
+    """Return a zip file with the right checksum."""
     file = io.BytesIO()
-    with write_sealed_zip(file, suffix, "0") as archive:
+    with write_sealed_zip(file, "zip") as archive:
         for name, content in members.items():
             if name != VERSION_MEMBER:
                 archive.writestr(name, content)
@@ -182,18 +212,22 @@ def sealed_zip(members: dict[str, bytes], suffix: str = "zip") -> bytes:
 
 def with_members(content: bytes, **changed: bytes) -> bytes:
     """
-    :param content: a zip file with a checksum
-    :param changed: members to replace or add, ``__`` for a dot in the name
-    :return: the same with these, and with the checksum that it should have
+    Replace or add members of a zip file with a checksum.
+
+    :param content: the zip file
+    :param changed: the members, with ``__`` for a dot in the name
+    :return: the zip file with the right checksum
     """
     return sealed_zip({**members_of(content), **{name.replace("__", "."): it for name, it in changed.items()}})
 
 
 def with_data(content: bytes, **changed: Any) -> bytes:
     """
-    :param content: an agent's file
-    :param changed: attributes as they are written
-    :return: the same with these
+    Replace or add attributes of an agent's file.
+
+    :param content: the file
+    :param changed: the attributes as they are written
+    :return: the file with the right checksum
     """
     data = json.loads(members_of(content)["data"])
     return with_members(content, data=json.dumps({**data, **changed}).encode())
@@ -201,10 +235,12 @@ def with_data(content: bytes, **changed: Any) -> bytes:
 
 def with_pickle(content: bytes, name: str, pickled: bytes) -> bytes:
     """
-    :param content: an agent's file
-    :param name: name of an attribute
-    :param pickled: a pickle for it
-    :return: a file without a checksum, in which SB3 would have pickled it
+    Replace or add an attribute of an agent's file by a pickle, as in a file of SB3.
+
+    :param content: the file
+    :param name: name of the attribute
+    :param pickled: the pickle
+    :return: the file without a checksum
     """
     members = members_of(content)
     data = json.loads(members["data"])
@@ -214,21 +250,14 @@ def with_pickle(content: bytes, name: str, pickled: bytes) -> bytes:
 
 
 def torch_with_pickle(content: bytes, pickled: bytes) -> bytes:
-    """
-    :param content: what ``torch.save`` wrote
-    :param pickled: a pickle
-    :return: the same with another pickle
-    """
+    """Return a file of PyTorch with another pickle."""
     members = members_of(content)
     (name,) = (member for member in members if member.endswith("data.pkl"))
     return plain_zip({**members, name: pickled})
 
 
 def torch_file(value: Any) -> bytes:
-    """
-    :param value: something
-    :return: what ``torch.save`` makes of it
-    """
+    """Return what ``torch.save`` makes of an object."""
     file = io.BytesIO()
     th.save(value, file)
     return file.getvalue()
@@ -236,9 +265,10 @@ def torch_file(value: Any) -> bytes:
 
 def torch_pickle(value: Any, key: Any = "0") -> bytes:
     """
-    :param value: something
-    :param key: by which its tensors' memory is found
-    :return: the pickle that ``torch.save`` would write
+    Return the pickle in what ``torch.save`` makes of an object.
+
+    :param value: the object
+    :param key: key of the memory of its tensors
     """
 
     class Pickler(pickle.Pickler):
@@ -252,7 +282,7 @@ def torch_pickle(value: Any, key: Any = "0") -> bytes:
 
 
 class HugeTensor:
-    """A tensor that says it has more elements than it has memory for."""
+    """A tensor that claims more elements than it has memory for."""
 
     def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
         self.shape, self.stride = shape, stride
@@ -272,15 +302,29 @@ class ReshapedTensor(HugeTensor):
         return function, small, (typed, 0, self.shape, self.stride)
 
 
+def zip_bombs(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """
+    Yield zip files that claim, or would take, much more memory than their size.
+
+    :param good: an agent's file, or another zip file
+    :return: names and contents of the files
+    """
+    members = _without_version(good)
+    first = next(iter(members))
+    yield "bomb", plain_zip({**members, "bomb.pth": bytes(2**27)}, zipfile.ZIP_DEFLATED)
+    yield "bomb as data", plain_zip({**members, first: b" " * 2**27}, zipfile.ZIP_DEFLATED)
+    yield "claims more than it has", _with_claimed_size(plain_zip(members), 2**40)
+
+
 def zip_tricks(good: bytes) -> Iterator[tuple[str, bytes]]:
     """
+    Yield zip files that are not what they seem.
+
     :param good: an agent's file, or another zip file with a checksum
-    :return: names and contents of files that are not what they say
+    :return: names and contents of the files
     """
-    whole = members_of(good)
-    # As SB3 writes them, without a checksum, which would be missed before anything else
-    members = {name: content for name, content in whole.items() if name != VERSION_MEMBER}
-    first = next(iter(members))
+    # As SB3 writes them: a missing checksum would be noticed first
+    members = _without_version(good)
 
     def edited(change: Callable[[zipfile.ZipInfo], None], name: str = "extra.pth", content: bytes = b"x") -> bytes:
         file = io.BytesIO(plain_zip(members))
@@ -294,26 +338,25 @@ def zip_tricks(good: bytes) -> Iterator[tuple[str, bytes]]:
         yield f"member {name}", edited(lambda info: None, name)
     yield "link", edited(lambda info: setattr(info, "external_attr", (stat.S_IFLNK | 0o777) << 16), content=b"/etc")
     yield "device", edited(lambda info: setattr(info, "external_attr", (stat.S_IFCHR | 0o777) << 16))
-    yield "two of a name", _doubled(members, first)
+    yield "two of a name", _doubled(members, next(iter(members)))
     yield "encrypted", _with_flag(plain_zip(members), 0x1)
-    yield "bomb", plain_zip({**members, "bomb.pth": bytes(2**27)}, zipfile.ZIP_DEFLATED)
-    yield "bomb as data", plain_zip({**members, first: b" " * 2**27}, zipfile.ZIP_DEFLATED)
     yield "lzma", plain_zip(members, zipfile.ZIP_LZMA)
     yield "bzip2", plain_zip(members, zipfile.ZIP_BZIP2)
-    yield "too many members", plain_zip({**members, **{f"{number}.pth": b"" for number in range(10_001)}})
-    yield "declares more than it has", _with_declared_size(plain_zip(members), 2**40)
-    yield "declares less than it has", _with_declared_size(plain_zip(members), 3)
+    yield "many members", plain_zip({**members, **{f"{number}.txt": b"" for number in range(10_001)}})
+    yield "claims less than it has", _with_claimed_size(plain_zip(members), 3)
     yield "overlapping", _overlapping(plain_zip(members))
-    yield "something behind it", good + b"behind"
-    yield "another archive behind it", good + plain_zip({"a": b""})
-    if VERSION_MEMBER in whole:
-        yield "without its checksum", plain_zip(whole)
+    yield "something behind it", plain_zip(members) + b"behind"
+    yield "another archive behind it", plain_zip(members) + plain_zip({"a": b""})
     yield "only the end of an archive", struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0, 0, 0, 0, 0)
     yield "end with a directory that is not there", struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, 2**31, 2**31, 0)
 
 
+def _without_version(content: bytes) -> dict[str, bytes]:
+    return {name: it for name, it in members_of(content).items() if name != VERSION_MEMBER}
+
+
 def _doubled(members: dict[str, bytes], name: str) -> bytes:
-    # As two names of one length, since zipfile warns of one name twice
+    # By two names of the same length, because zipfile warns of one name twice
     other = "#" * len(name)
     return plain_zip({**members, other: members[name]}).replace(other.encode(), name.encode())
 
@@ -333,7 +376,7 @@ def _with_flag(content: bytes, flag: int) -> bytes:
     return bytes(changed)
 
 
-def _with_declared_size(content: bytes, size: int) -> bytes:
+def _with_claimed_size(content: bytes, size: int) -> bytes:
     changed = bytearray(content)
     for start in _directory_entries(changed):
         changed[start + 20 : start + 28] = struct.pack("<2L", min(size, 2**32 - 2), min(size, 2**32 - 2))
