@@ -59,7 +59,7 @@ class _Array:
         replay_buffer.mark_changed()
 
 
-class PackedReplayBuffer(ReplayBuffer):
+class PackedReplayBuffer(NStepReplayBuffer):
     """
     Replay buffer for all observation spaces. The numbers of a transition are one row of memory, so that a batch is one
     gather without conversions; images stay bytes, in memory of their own. SB3's arrays are views of that memory.

@@ -44,7 +44,6 @@ from sb3_td3x.files.agent import (
 from sb3_td3x.files.atomic import SavePath
 from sb3_td3x.files.replay import read_replay_buffer, write_replay_buffer
 from sb3_td3x.learner.cuda_graphs import GraphCache
-from sb3_td3x.learner.perceptron import has_bfloat16_instructions
 from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -120,9 +119,8 @@ class TD3X(OffPolicyAlgorithm):
         Episode statistics and evaluations stay raw.
     :param clipped_double_q: Whether the target is the minimum over the target critics. If False, it is the first one's
         value, and the others are still trained
-    :param precision: ``"float32"``, or ``"bfloat16"`` for matrix products of the updates in bfloat16, with parameters
-        and optimizers in float32. Faster on processors with bfloat16 instructions; slower on others, with a warning.
-        Networks other than plain MLPs use PyTorch's automatic mixed precision.
+    :param precision: ``"float32"``, or on GPUs ``"bfloat16"`` for matrix products of the updates in bfloat16, with
+        parameters and optimizers in float32. On a CPU the updates are in float32 in any case, with a warning.
     :param overlap_updates: Whether to do the updates that follow a rollout during its last env step, after its action
         is chosen. The newest policy acts in any case, but the updates draw from what was stored one step earlier.
         Saves time with a GPU and with ``SubprocVecEnv``. Not with ``train_freq`` in episodes.
@@ -510,11 +508,6 @@ class TD3X(OffPolicyAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
         self._create_aliases()
-        if self.precision == "bfloat16" and not has_bfloat16_instructions(self.device):
-            warnings.warn(
-                "precision='bfloat16' will be slower than 'float32': this processor has no instructions for it",
-                stacklevel=2,
-            )
         if is_stochastic(self.policy) and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
 

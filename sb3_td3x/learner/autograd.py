@@ -62,7 +62,8 @@ class AutogradNetworks:
 
     def __init__(self, policy: TD3Policy, bfloat16: bool = False):
         self.policy = policy
-        self._autocast = th.autocast(policy.device.type, th.bfloat16, enabled=bfloat16)
+        # Without the cache, since a CUDA graph must cast the weights as they are
+        self._autocast = th.autocast(policy.device.type, th.bfloat16, enabled=bfloat16, cache_enabled=False)
         self._parts = PolicyParts(policy)
         # Not for a user's own extractor, which may rely on the order of numbers in memory
         self._converts_images = policy.device.type == "cpu" and policy.features_extractor_class in _CONVOLUTIONS

@@ -4,7 +4,6 @@ Values and gradients of plain multi-layer perceptrons, with the chain rule writt
 The numbers are autograd's up to rounding. What is saved is autograd's overhead for each operation.
 """
 
-import platform
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -179,17 +178,14 @@ class Mlp:
 
 class MixedPrecisionMlp(Mlp):
     """
-    The same with matrix products in bfloat16, accumulated in float32. The first and the last layer stay in float32:
-    they are small, and eight bits are too few for observations and values.
+    The same with matrix products in bfloat16, accumulated in float32, which is faster on GPUs. The first and the last
+    layer stay in float32: they are small, and eight bits are too few for observations and values.
 
     :param layers: the layers, first to last
-    :param emulated: whether to round to bfloat16 and multiply in float32. The products are the same, and on processors
-        without bfloat16 instructions this is much faster
     """
 
-    def __init__(self, layers: list[Layer], emulated: bool):
+    def __init__(self, layers: list[Layer]):
         super().__init__(layers)
-        self._emulated = emulated
         self._reduced = [0 < idx < len(layers) - 1 for idx in range(len(layers))]
         self._weights = [layer.weight for layer in layers]
 
@@ -237,10 +233,7 @@ class MixedPrecisionMlp(Mlp):
 
     def _rounded(self, tensor: th.Tensor, idx: int) -> th.Tensor:
         """Return an operand or a result of a layer's product in the precision of that product."""
-        if not self._reduced[idx]:
-            return tensor.to(self.layers[idx].weight.dtype)
-        rounded = tensor.bfloat16()
-        return rounded.to(self.layers[idx].weight.dtype) if self._emulated else rounded
+        return tensor.bfloat16() if self._reduced[idx] else tensor.to(self.layers[idx].weight.dtype)
 
 
 class MlpNetworks:
@@ -266,11 +259,7 @@ class MlpNetworks:
         self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
         self.critic_optimizer = make_flat(policy.critic.optimizer, flat["critic"])
         self.actor_optimizer = make_flat(policy.actor.optimizer, flat["actor"])
-        emulated = not has_bfloat16_instructions(policy.device)
-
-        def make_mlp(layers: list[Layer]) -> Mlp:
-            return MixedPrecisionMlp(layers, emulated) if bfloat16 else Mlp(layers)
-
+        make_mlp = MixedPrecisionMlp if bfloat16 else Mlp
         self._actor = make_mlp(_actor_layers(policy.actor, is_learned=True))
         self._actor_target = make_mlp(_actor_layers(policy.actor_target, is_learned=False))
         self._critics = make_mlp(_critic_layers(policy.critic, is_learned=True))
@@ -363,24 +352,6 @@ class MlpNetworks:
     def _critic_input(self, features: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """Return the input of all critics, (n, b, f + d)."""
         return th.cat([features, actions], dim=1).expand(self.n_critics, -1, -1)
-
-
-def has_bfloat16_instructions(device: th.device) -> bool:
-    """
-    Return whether the device multiplies bfloat16 faster than float32; True if unknown.
-
-    :param device: device of the networks
-    """
-    if device.type == "cuda":
-        return bool(th.cuda.is_bf16_supported(including_emulation=False))
-    if device.type != "cpu":
-        return True
-    if platform.machine() in ("x86_64", "AMD64"):
-        if hasattr(th.cpu, "get_capabilities"):
-            capabilities = th.cpu.get_capabilities()
-            return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-        return bool(th.cpu._is_avx512_bf16_supported())
-    return True
 
 
 def _is_perceptron(modules: Iterable[nn.Module]) -> bool:

@@ -1,5 +1,6 @@
 """One update of TD3: critics, actor and target networks, for any networks."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -130,5 +131,13 @@ def make_networks(policy: TD3Policy, precision: str = "float32") -> AutogradNetw
     :param policy: the policy
     :param precision: precision of the matrix products in the updates
     """
+    bfloat16 = precision == "bfloat16"
+    if bfloat16 and not (policy.device.type == "cuda" and th.cuda.is_bf16_supported(including_emulation=False)):
+        warnings.warn(
+            f"precision='bfloat16' is not used on this device ({policy.device}), the updates are in float32: "
+            "it is faster on GPUs with instructions for it only",
+            stacklevel=2,
+        )
+        bfloat16 = False
     make = MlpNetworks if MlpNetworks.is_possible(policy) else AutogradNetworks
-    return make(policy, bfloat16=precision == "bfloat16")
+    return make(policy, bfloat16)

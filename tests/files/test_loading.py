@@ -490,7 +490,7 @@ LEFT_BEHIND: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
+@pytest.mark.filterwarnings("ignore:precision='bfloat16' is not used")
 @pytest.mark.parametrize("name", LEFT_BEHIND)
 def test_what_sb3_has_not_is_left_behind_with_a_warning(name: str) -> None:
     model = make(**{name: LEFT_BEHIND[name]})

@@ -1,8 +1,6 @@
 """The written-out gradients compared with autograd, bfloat16, and following changes of the networks."""
 
 import io
-import pathlib
-import platform
 import warnings
 from copy import deepcopy
 from functools import partial
@@ -13,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import tiny_agent
+from comparing import assert_same_weights
+from envs import saved_and_loaded, tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from torch import nn
 
 from sb3_td3x import TD3X, CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_td3x.learner.autograd import AutogradNetworks
-from sb3_td3x.learner.perceptron import ACTIVATIONS, Layer, LayerNorm, Mlp, MlpNetworks, has_bfloat16_instructions
+from sb3_td3x.learner.perceptron import ACTIVATIONS, Layer, LayerNorm, Mlp, MlpNetworks
 from sb3_td3x.learner.update import make_networks
 
 NETS = st.lists(st.integers(1, 24), max_size=3)
@@ -160,20 +159,15 @@ def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks
     assert 1e-4 < max(errors) < 0.02
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
-def test_emulated_bfloat16_is_bfloat16(activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the order of sums differs, so the difference is small compared with that of bfloat16 and float32."""
-    policy = make_policy(net_arch=[64, 48, 64], activation_fn=activation)
-    values = {}
-    for is_native in (True, False):
-        monkeypatch.setattr(
-            "sb3_td3x.learner.perceptron.has_bfloat16_instructions", lambda device, result=is_native: result
-        )
-        values[is_native] = values_and_gradients(MlpNetworks(policy, bfloat16=True), 64)
-    full = values_and_gradients(MlpNetworks(policy), 64)
-    for emulated, native, exact in zip(values[False], values[True], full, strict=True):
-        assert (emulated - native).norm() <= 0.1 * (exact - native).norm()
-    assert sum((native != exact).sum().item() for native, exact in zip(values[True], full, strict=True)) > 1000
+def test_bfloat16_is_not_used_on_a_cpu() -> None:
+    """The first update warns. The argument is saved, so that it is used on a GPU later."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = tiny_agent(precision="bfloat16")
+    with pytest.warns(UserWarning, match=r"precision='bfloat16' is not used on this device \(cpu\)"):
+        model.learn(20)
+    assert_same_weights(tiny_agent().learn(20), model)
+    assert saved_and_loaded(model).precision == "bfloat16"
 
 
 @pytest.mark.parametrize("net_arch", [[], [16]])
@@ -182,45 +176,6 @@ def test_first_and_last_layer_are_computed_in_float32(net_arch: list[int]) -> No
     expected = values_and_gradients(MlpNetworks(policy), 8)
     for low, full in zip(values_and_gradients(MlpNetworks(policy, bfloat16=True), 8), expected, strict=True):
         th.testing.assert_close(low, full, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
-@pytest.mark.parametrize("policy_kwargs", [{}, {"layer_norm": True}])
-def test_training_in_bfloat16(policy_kwargs: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """The weights stay in float32, and are used for predictions."""
-    models = []
-    for precision in ("float32", "bfloat16"):
-        kwargs: dict[str, Any] = {"policy_kwargs": {"net_arch": [16, 16], **policy_kwargs}, "seed": 0, "device": "cpu"}
-        model = TD3X("MlpPolicy", "Pendulum-v1", learning_starts=20, batch_size=8, precision=precision, **kwargs)
-        models.append(model.learn(60))
-    full, low = (dict(model.policy.named_parameters()) for model in models)
-    assert {parameter.dtype for parameter in low.values()} == {th.float32}
-    difference = max((low[name] - value).abs().max().item() for name, value in full.items())
-    assert 0 < difference < 0.05
-    models[1].save(tmp_path / "agent")
-    loaded = TD3X.load(tmp_path / "agent")
-    assert loaded.precision == "bfloat16"
-    obs = np.array([[0.5, 0.5, 1.0]], np.float32)
-    np.testing.assert_array_equal(loaded.predict(obs)[0], models[1].predict(obs)[0])
-
-
-def test_bfloat16_warns_if_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    kwargs: dict[str, Any] = {"precision": "bfloat16", "device": "cpu", "buffer_size": 10}
-    monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: False)
-    with pytest.warns(UserWarning, match=r"precision='bfloat16' will be slower than 'float32'"):
-        TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
-    monkeypatch.setattr("sb3_td3x.td3x.has_bfloat16_instructions", lambda device: True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
-
-
-def test_bfloat16_instructions_of_this_processor() -> None:
-    flags = pathlib.Path("/proc/cpuinfo")
-    if platform.machine() != "x86_64" or not flags.exists():
-        pytest.skip("reads /proc/cpuinfo of x86-64")
-    words = flags.read_text().split()
-    assert has_bfloat16_instructions(th.device("cpu")) == ("avx512_bf16" in words or "amx_bf16" in words)
 
 
 @pytest.mark.parametrize(
