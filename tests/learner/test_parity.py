@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import SpacesEnv, image_env, saved_and_loaded
+from comparing import assert_same_weights
+from envs import SpacesEnv, image_env, saved_and_loaded, tiny_agent
 from gymnasium import spaces
 from networks import CenteredActivation, LearnedActivation
 from noises import normal_noise
@@ -162,7 +163,7 @@ def test_same_weights_as_sb3(case: str) -> None:
     """After 200 updates; TD3X loads SB3's initial weights from a zip file."""
     policy, make_env, kwargs = CASES[case]
     env = make_env if isinstance(make_env, str) else make_env()
-    sb3 = TD3(policy, env, seed=0, buffer_size=500, device="cpu", **kwargs)
+    sb3 = tiny_agent(env, policy, TD3, **kwargs)
     td3x = saved_and_loaded(sb3, env=sb3.env if isinstance(env, str) else env)
     for model in (sb3, td3x):
         train(model)
@@ -175,22 +176,16 @@ def test_same_weights_as_sb3(case: str) -> None:
 def test_same_initial_weights_as_sb3(case: str) -> None:
     policy, make_env, kwargs = CASES[case]
     env = make_env if isinstance(make_env, str) else make_env()
-    models = [cls(policy, env, seed=5, buffer_size=1, device="cpu", **kwargs) for cls in (TD3, TD3X)]
-    expected, actual = (model.policy.state_dict() for model in models)
-    for key, value in expected.items():
-        assert th.equal(actual[key], value), key
+    assert_same_weights(*(tiny_agent(env, policy, cls, seed=5, buffer_size=1, **kwargs) for cls in (TD3, TD3X)))
 
 
 @pytest.mark.lowest_sb3
 def test_same_weights_as_sb3_ddpg() -> None:
     """Document 001: one critic, no delay and no smoothing, by TD3X's arguments and by loading a DDPG agent."""
-    kwargs = {"seed": 0, "buffer_size": 500, "device": "cpu"}
-    ddpg = DDPG("MlpPolicy", "Pendulum-v1", policy_kwargs=dict(SMALL), **kwargs)
+    ddpg = tiny_agent("Pendulum-v1", cls=DDPG, policy_kwargs=dict(SMALL))
     loaded = saved_and_loaded(ddpg, env=ddpg.env)
     policy_kwargs = {**SMALL, "n_critics": 1}
-    built = TD3X(
-        "MlpPolicy", "Pendulum-v1", policy_delay=1, target_policy_noise=0, policy_kwargs=policy_kwargs, **kwargs
-    )
+    built = tiny_agent("Pendulum-v1", policy_delay=1, target_policy_noise=0, policy_kwargs=policy_kwargs)
     for model in (ddpg, loaded, built):
         train(model)
     assert_close_weights(ddpg, loaded)
@@ -202,16 +197,8 @@ def test_same_rollout_as_sb3() -> None:
     """The same seed gives the same transitions."""
     models = []
     for cls in (TD3, TD3X):
-        model = cls(
-            "MlpPolicy",
-            "Pendulum-v1",
-            seed=7,
-            learning_starts=300,
-            gradient_steps=0,
-            action_noise=normal_noise(0.3),
-            policy_kwargs=SMALL,
-            device="cpu",
-        )
+        kwargs = {"seed": 7, "learning_starts": 300, "gradient_steps": 0, "action_noise": normal_noise(0.3)}
+        model = tiny_agent("Pendulum-v1", cls=cls, **kwargs)
         model.learn(700)
         models.append(model)
     for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
@@ -223,14 +210,7 @@ def test_same_rollout_as_sb3() -> None:
 def test_fused_and_plain_adam_give_the_same_weights() -> None:
     models = []
     for optimizer_kwargs in ({}, {"foreach": False}):
-        model = TD3X(
-            "MlpPolicy",
-            "Pendulum-v1",
-            seed=0,
-            buffer_size=500,
-            policy_kwargs={**SMALL, "optimizer_kwargs": optimizer_kwargs},
-            device="cpu",
-        )
+        model = tiny_agent("Pendulum-v1", policy_kwargs={**SMALL, "optimizer_kwargs": optimizer_kwargs})
         fill_buffer(model)
         model.set_logger(configure_logger(verbose=0))
         set_random_seed(1)

@@ -1,7 +1,6 @@
 """The written-out gradients compared with autograd, bfloat16, and following changes of the networks."""
 
 import io
-import pathlib
 import warnings
 from copy import deepcopy
 from functools import partial
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from envs import tiny_agent
+from comparing import assert_same_weights
+from envs import saved_and_loaded, tiny_agent
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,18 +159,15 @@ def test_bfloat16_is_near_float32(cls: type[MlpNetworks] | type[AutogradNetworks
     assert 1e-4 < max(errors) < 0.02
 
 
-def test_bfloat16_is_not_used_on_a_cpu(tmp_path: pathlib.Path) -> None:
-    """The updates are in float32, with a warning at the first one; the argument stays, for a GPU."""
+def test_bfloat16_is_not_used_on_a_cpu() -> None:
+    """The first update warns. The argument is saved, so that it is used on a GPU later."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = tiny_agent(precision="bfloat16")
     with pytest.warns(UserWarning, match=r"precision='bfloat16' is not used on this device \(cpu\)"):
         model.learn(20)
-    expected = tiny_agent().learn(20)
-    for key, value in expected.policy.state_dict().items():
-        assert th.equal(model.policy.state_dict()[key], value), key
-    model.save(tmp_path / "agent")
-    assert TD3X.load(tmp_path / "agent").precision == "bfloat16"
+    assert_same_weights(tiny_agent().learn(20), model)
+    assert saved_and_loaded(model).precision == "bfloat16"
 
 
 @pytest.mark.parametrize("net_arch", [[], [16]])

@@ -75,7 +75,7 @@ QF_LR, LR, TAU = 0.1, 0.2, 0.25
 #   y_A = 1.25:  e1 = (-1.25, 5),  e2 = (-0.25, 4),  e3 = (-1.75, 2)     L = (26.5625 + 16.0625 + 7.0625)/2 = 24.84375
 # Gradients, batch size 2: dL/du = Σ e s = e_A + 2 e_B,  dL/dv = Σ e a = -e_A/2 + e_B,  dL/dc = Σ e = e_A + e_B:
 BY_HAND: dict[str, tuple[int, bool, float, float, list[tuple[float, float, float]]]] = {
-    # name: (n_critics, clipped_double_q, loss, mean of all Q, gradient of each critic)
+    # Case: (n_critics, clipped_double_q, loss, mean of all Q, gradient of each critic)
     "minimum of two": (2, True, 23.0, 2.0, [(8.0, 6.0, 3.0), (7.0, 4.5, 3.0)]),
     "target from critic 1": (2, False, 24.75, 2.0, [(7.5, 6.25, 2.5), (6.5, 4.75, 2.5)]),
     "one critic": (1, True, 15.625, 2.0, [(7.5, 6.25, 2.5)]),
@@ -85,8 +85,7 @@ BY_HAND: dict[str, tuple[int, bool, float, float, list[tuple[float, float, float
 
 def hand_computed_agent(n_critics: int = 2, **kwargs: Any) -> TD3X:
     """Make an agent with the networks above and the two transitions in its buffer."""
-    model = TD3X(
-        "MlpPolicy",
+    model = tiny_agent(
         vector_env(),
         **{
             "learning_rate": LR,
@@ -98,7 +97,6 @@ def hand_computed_agent(n_critics: int = 2, **kwargs: Any) -> TD3X:
             "buffer_size": 2,
             "replay_buffer_class": WholeBuffer,
             "policy_kwargs": {"net_arch": [], "n_critics": n_critics, "optimizer_class": th.optim.SGD},
-            "device": "cpu",
             **kwargs,
         },
     )
@@ -462,15 +460,13 @@ def test_updates_equal_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) 
     """14 updates in calls of 1, 4 and 9, with the same batches."""
     kwargs = {"n_critics": 2, "optimizer_class": th.optim.SGD, **NUMPY_CASES[case]}
     policy_kwargs = {"net_arch": [6, 5], **{name: kwargs.pop(name) for name in ("n_critics", "optimizer_class")}}
-    model = TD3X(
-        "MlpPolicy",
+    model = tiny_agent(
         vector_env(3, 2),
         learning_rate=1e-3,
         qf_learning_rate=3e-3,
         buffer_size=100,
         policy_kwargs=policy_kwargs,
         seed=3,
-        device="cpu",
         **{"tau": 0.1, "gamma": 0.9, **kwargs},
     )
     rng = np.random.default_rng(0)
