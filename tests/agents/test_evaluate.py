@@ -78,10 +78,10 @@ def test_table_of_an_env_with_a_bar(published: Path) -> None:
     training = replace(Training.read(find_agents(published)[0]), env="BipedalWalkerHardcore-v3")
     seeds = [replace(training.seeds[0], seed=seed, test_returns=[10.0 * seed]) for seed in range(1, 6)]
     training = replace(training, seeds=seeds, published_seed=1)
-    row = format_table([summarize(training, [312.0] * 95 + [0.0] * 5)]).splitlines()[2]
+    row = format_table([summarize(training, [312.0] * 95 + [0.0] * 5)], 10).splitlines()[2]
     assert row.startswith("| BipedalWalkerHardcore-v3 (seed 1) | 100 | 296.4 [")
     assert "| 312.0 | 95.0% reach 300 | 0.0 | 30.0 [" in row
-    assert "| 30.0 | 10.0, 20.0, 30.0, 40.0, 50.0 |" in row
+    assert "| 30.0 | 10.0, 20.0, 30.0, 40.0, 50.0 in 1 episodes each |" in row
 
 
 def test_tests_are_longer_where_luck_decides() -> None:
