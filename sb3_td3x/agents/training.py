@@ -30,6 +30,9 @@ SELECTION_SEED = 500_000
 TEST_SEED = 1_000_000
 # Copies of the env that are played side by side
 N_ENVS = 10
+# Most episodes of a candidate in the selection, and those before the worse half drops out
+N_SELECTION_EPISODES = 200
+FIRST_ROUND = 20
 N_TEST_EPISODES = 100
 # Envs where luck decides whether an episode succeeds, so that the test needs more episodes
 LUCK_ENVS = ("BipedalWalker", "LunarLander")
