@@ -195,7 +195,7 @@ def test_a_killed_study_goes_on(tmp_path: Path, sweep: Callable[..., str]) -> No
 
     assert "1 of 2 runs are there, 1 to do" in sweep(arms, status=0)
     assert (quick.folder / "run.json").stat().st_mtime_ns == written
-    assert "Going on from" in (slow.folder / "train.log").read_text()
+    assert "Resuming from" in (slow.folder / "train.log").read_text()
     assert read_record(slow.folder / "run.json").evaluations.timesteps == [20, 40, 60]
     assert not list((tmp_path / "study/unfinished").glob("*/*"))
 
