@@ -64,7 +64,7 @@ def _with_quoting_hint(store: Callable[..., None]) -> Callable[..., None]:
         try:
             store(self, parser, namespace, values, option)
         except (NameError, SyntaxError) as error:
-            if namespace.algo != ALGO:
+            if getattr(namespace, "algo", None) != ALGO:
                 raise
             reason = str(error.text if isinstance(error, SyntaxError) else error.name)
             culprit = next((value for value in values if reason in value), values[0])

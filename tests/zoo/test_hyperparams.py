@@ -1,4 +1,4 @@
-"""Every entry of the YAML files is one that the zoo can train."""
+"""The zoo can train every entry of the YAML files."""
 
 import importlib.util
 import inspect
@@ -16,7 +16,7 @@ from sb3_td3x import TD3X
 FOLDER = Path(__file__).parents[2] / "hyperparams"
 FILES = {path.name: path for path in (FOLDER / "td3x.yml", FOLDER / "documents.yml")}
 ENTRIES = [(name, env_id) for name, path in FILES.items() for env_id in yaml.safe_load(path.read_text())]
-# What ExperimentManager takes for itself
+# Keys that ExperimentManager itself uses
 ZOO_KEYS = {"n_timesteps", "n_envs", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "env_kwargs"}
 ZOO_KEYS |= {"monitor_kwargs", "callback", "noise_type", "noise_std"}
 
@@ -28,7 +28,7 @@ def load_entry(name: str, env_id: str) -> dict[str, Any]:
 
 
 def make_manager(name: str, env_id: str, folder: Path, **kwargs: Any) -> ExperimentManager:
-    # CarRacing's memory would take 2.8 GB
+    # CarRacing's replay buffer would take 2.8 GB
     return ExperimentManager(
         Namespace(),
         "td3x",
@@ -123,7 +123,7 @@ def test_document_004_stops_when_solved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("num_timesteps", "fall"), [(1, -5.0), (1_000_000, -100.0)])
 def test_hardcore_falls_cost_more_and_more(num_timesteps: int, fall: float) -> None:
-    """A fall is -100 to the env, -1 at the start and -20 at the end to the first hook; all rewards count five times."""
+    """A fall costs 1 at the start and 20 at the end, and all rewards are scaled by five."""
     import numpy as np
 
     from sb3_td3x.shaping import ShapingBatch, make_reward_shaping, shape

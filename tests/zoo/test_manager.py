@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from envs import tiny
+from envs import counting_vec_env, tiny
 from hyperparameters import BIT_FLIPPING, hyperparameters
 from managers import make_manager
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rl_zoo3 import exp_manager
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import TD3X
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint.folder import newest_whole_checkpoint
 from sb3_td3x.schedules import SimpleLinearSchedule
 from sb3_td3x.shaping import RewardScale
 from sb3_td3x.zoo.runs import ZooRun
@@ -29,7 +32,7 @@ LOW_MEMORY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_ti
 HER = {
     "policy": "MultiInputPolicy",
     "replay_buffer_class": "HerReplayBuffer",
-    # Given as a string, as in the zoo's files, and with an option that is not sampled
+    # As text, as in the zoo's files, with an option that is not sampled
     "replay_buffer_kwargs": "dict(goal_selection_strategy='future', n_sampled_goal=4, copy_info_dict=True)",
 }
 
@@ -48,7 +51,7 @@ class TestStoredTrials:
     def test_trial_is_rebuilt(
         self, env_id: str, hyperparams: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        """The zoo tries, then trains every trial by its id: the same model, the same discount of VecNormalize."""
+        """Training a trial by its id builds the same model and the same ``VecNormalize`` as the trial itself."""
         built: dict[float, Any] = {}  # by gamma, which no two trials share
 
         class Recorded(TD3X):
@@ -77,7 +80,7 @@ class TestStoredTrials:
         assert tuner.setup_experiment() is None
         normalize_kwargs = dict(tuner.normalize_kwargs)
         tuner.hyperparameters_optimization()
-        assert tuner.normalize_kwargs == normalize_kwargs  # shared by the trials, so not theirs to change
+        assert tuner.normalize_kwargs == normalize_kwargs  # trials share it
         tried = dict(built)
         assert len(tried) == 4
 
@@ -94,7 +97,7 @@ class TestStoredTrials:
                     "n_sampled_goal",
                 }
 
-        # What is given by hand goes over a trial's values
+        # -params goes over a trial's values
         result = make_manager(
             tmp_path, hyperparams, env_id, **storage, trial_id=0, hyperparams={"tau": 0.5}
         ).setup_experiment()
@@ -134,7 +137,7 @@ class TestStoredTrials:
 
 
 class TestPretrainedAgent:
-    """What ``-i`` takes from the agent's file stands in the settings of the new run."""
+    """The settings of a run that continues an agent (``-i``) include what comes from the agent's file."""
 
     def config(self, agent: TD3X, folder: Path, defaults: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Any:
         agent.save(folder / "agent.zip")
@@ -162,11 +165,11 @@ class TestPretrainedAgent:
         )
         defaults = {"policy_kwargs": "dict(net_arch=[400, 300])", "gamma": 0.95, "n_timesteps": 10, "buffer_size": 500}
         assert self.config(agent, tmp_path, defaults, capsys) == {
-            # Given, which goes over the file's
+            # From the YAML file, which goes over the agent's
             "gamma": 0.95,
             "n_timesteps": 10,
             "buffer_size": 500,
-            # The file's
+            # From the agent
             "policy": "MlpPolicy",
             "policy_kwargs": {"net_arch": [8], "layer_norm": True},
             "learning_rate": "lin_0.0007",
@@ -181,7 +184,7 @@ class TestPretrainedAgent:
         }
 
     def test_new_run_of_these_settings_is_the_same(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Nothing of the agent is lost on the way."""
+        """The settings describe the agent completely."""
         kwargs = tiny(tau=0.1, policy_delay=3, clipped_double_q=False, n_steps=3, buffer_size=100, policy_kwargs={})
         agent = TD3X("MlpPolicy", "Pendulum-v1", **kwargs)
         config = self.config(agent, tmp_path, {**SMALL, "policy_kwargs": "dict(net_arch=[9])"}, capsys)
@@ -198,9 +201,56 @@ class TestPretrainedAgent:
         assert config["reward_shaping"] == repr(hook)
 
 
+def test_folder_of_checkpoints(tmp_path: Path) -> None:
+    """Checkpoints of the YAML file or of --save-freq are in the folder of the run."""
+    manager = make_manager(tmp_path, save_freq=100)
+    manager.callbacks = []
+    manager.create_callbacks()
+    (checkpoint,) = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
+    assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
+    assert checkpoint.save_freq == 100
+
+    # Checkpoints elsewhere still know the run's own files
+    manager = make_manager(tmp_path, save_freq=100)
+    checkpoint = ResumableCheckpoint(tmp_path / "elsewhere")
+    manager.callbacks = [checkpoint]
+    manager.create_callbacks()
+    Path(manager.save_path).mkdir(parents=True)
+    (Path(manager.save_path) / "0.monitor.csv").write_text("12345")
+    TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, checkpoint)
+    assert read_state(newest_whole_checkpoint(tmp_path / "elsewhere"))["monitor_sizes"] == {"0.monitor.csv": 5}
+
+    manager = make_manager(tmp_path, save_freq=100)
+    manager.callbacks = [ResumableCheckpoint(save_freq=7)]
+    manager.create_callbacks()
+    (checkpoint,) = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
+    assert checkpoint.save_freq == 7
+    assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
+
+    manager = make_manager(tmp_path, algo="td3", save_freq=100)
+    manager.callbacks = []
+    manager.create_callbacks()
+    assert not any(isinstance(callback, ResumableCheckpoint) for callback in manager.callbacks)
+
+
+def test_run_that_cannot_have_checkpoints_is_trained(tmp_path: Path) -> None:
+    """--save-freq alone gives a warning."""
+
+    class Own(ReplayBuffer):
+        pass
+
+    manager = make_manager(tmp_path, save_freq=10)
+    manager.callbacks = []
+    manager.create_callbacks()
+    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(replay_buffer_class=Own))
+    with pytest.warns(UserWarning, match="This run cannot be resumed: replay_buffer_class=Own is not allowed"):
+        model.learn(20, manager.callbacks)
+    assert not (Path(manager.save_path) / "checkpoints").exists()
+
+
 @pytest.mark.parametrize("options", [{}, {"save_freq": 10}], ids=str)
 def test_error_before_the_progress_bar_starts_is_shown(options: dict[str, Any], tmp_path: Path) -> None:
-    """The zoo ends the bar all the same."""
+    """The zoo ends the progress bar although it has not started."""
     manager = make_manager(tmp_path, SMALL, show_progress=True, **options)
     result = manager.setup_experiment()
     assert result is not None

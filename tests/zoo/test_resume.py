@@ -1,4 +1,4 @@
-"""``python -m sb3_td3x resume``: a run of the zoo goes on in its own folder, as a user types it."""
+"""``python -m sb3_td3x resume`` of runs of the zoo."""
 
 import functools
 import os
@@ -20,12 +20,11 @@ from envs import CountingEnv, counting_vec_env, tiny
 from managers import make_manager
 from processes import environment, held_by_another_process, run_python
 from rl_zoo3.exp_manager import ExperimentManager
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x import TD3X, cli
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
-from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
+from sb3_td3x.checkpoint.folder import list_checkpoints
 from sb3_td3x.zoo.resume import ResumedExperiment
 
 ENV = "Pendulum-v1"
@@ -56,7 +55,7 @@ TRAIN = (
 
 
 def train_until_killed(folder: Path) -> None:
-    """Start the run, and kill it after its second checkpoint."""
+    """Start the run and kill it after its second checkpoint."""
     with (folder / "output.txt").open("w+") as output:
         process = subprocess.Popen(
             [sys.executable, *TRAIN], cwd=folder, env=environment(**paths()), stdout=output, stderr=subprocess.STDOUT
@@ -74,14 +73,14 @@ def train_until_killed(folder: Path) -> None:
 
 
 def paths() -> dict[str, str]:
-    """So that tests of a working tree test it, whatever is installed."""
+    """Let processes import this working tree, whatever is installed."""
     return {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("zoo_commands")
-def test_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """The same agent bit for bit, and each episode, evaluation and logged value once."""
+def test_killed_run_is_resumed_exactly(tmp_path: Path) -> None:
+    """The agent is the same bit for bit, and each episode, evaluation and logged value is there once."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -125,40 +124,8 @@ def test_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert state_dicts_are_equal(again.policy.state_dict(), models[1].policy.state_dict())
 
 
-def test_place_in_the_zoo(tmp_path: Path) -> None:
-    """In the folder of the run, by the YAML's list or by --save-freq, and nowhere while tuning."""
-    manager = make_manager(tmp_path, save_freq=100)
-    manager.callbacks = []
-    manager.create_callbacks()
-    (checkpoint,) = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
-    assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
-    assert checkpoint.save_freq == 100
-
-    # Of checkpoints that lie elsewhere, the run's own files are in the folder of the run all the same
-    manager = make_manager(tmp_path, save_freq=100)
-    checkpoint = ResumableCheckpoint(tmp_path / "elsewhere")
-    manager.callbacks = [checkpoint]
-    manager.create_callbacks()
-    Path(manager.save_path).mkdir(parents=True)
-    (Path(manager.save_path) / "0.monitor.csv").write_text("12345")
-    TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, checkpoint)
-    assert read_state(newest_whole_checkpoint(tmp_path / "elsewhere"))["monitor_sizes"] == {"0.monitor.csv": 5}
-
-    manager = make_manager(tmp_path, save_freq=100)
-    manager.callbacks = [ResumableCheckpoint(save_freq=7)]
-    manager.create_callbacks()
-    (checkpoint,) = [callback for callback in manager.callbacks if isinstance(callback, ResumableCheckpoint)]
-    assert checkpoint.save_freq == 7
-    assert checkpoint.save_path == Path(manager.save_path) / "checkpoints"
-
-    manager = make_manager(tmp_path, algo="td3", save_freq=100)
-    manager.callbacks = []
-    manager.create_callbacks()
-    assert not any(isinstance(callback, ResumableCheckpoint) for callback in manager.callbacks)
-
-
 class SuccessEnv(CountingEnv):
-    """Says at each step whether it was a success, as the envs of some packages do."""
+    """Reports success at each step, as the envs of some packages do."""
 
     def step(self, action: Any) -> Any:
         *transition, info = super().step(action)
@@ -166,10 +133,8 @@ class SuccessEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("name", ["Counting-parking-v0", "CountingPanda-v0"])
-def test_monitor_that_also_says_whether_it_was_a_success_goes_on(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The zoo asks for it in the middle of making the envs."""
+def test_monitor_files_with_success_are_appended_to(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zoo asks Monitor for it while it makes the envs."""
     monkeypatch.setattr(
         ExperimentManager, "entry_point", staticmethod(lambda env_id: "panda_gym.envs" if "Panda" in env_id else "")
     )
@@ -202,21 +167,6 @@ def test_monitor_that_also_says_whether_it_was_a_success_goes_on(
         gym.registry.pop(name)
 
 
-def test_run_that_cannot_be_resumed_is_trained_all_the_same(tmp_path: Path) -> None:
-    """--save-freq alone must not refuse what the zoo can do without checkpoints."""
-
-    class Own(ReplayBuffer):
-        pass
-
-    manager = make_manager(tmp_path, save_freq=10)
-    manager.callbacks = []
-    manager.create_callbacks()
-    model = TD3X("MlpPolicy", counting_vec_env(1), **tiny(replay_buffer_class=Own))
-    with pytest.warns(UserWarning, match="This run cannot be resumed: replay_buffer_class=Own is not allowed"):
-        model.learn(20, manager.callbacks)
-    assert not (Path(manager.save_path) / "checkpoints").exists()
-
-
 ARGS = "algo: td3x\nenv: Pendulum-v1\noptimize_hyperparameters: false\ngym_packages: []\n"
 
 
@@ -228,7 +178,7 @@ def write_run(folder: Path, args: str = ARGS, config: str = "policy: MlpPolicy")
 
 
 def test_run_that_another_process_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither it nor its files may be touched."""
+    """The run and its files are left alone."""
     write_run(tmp_path)
     TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, ResumableCheckpoint(tmp_path / "checkpoints"))
     (tmp_path / "0.monitor.csv").write_text("12345")

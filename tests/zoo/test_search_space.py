@@ -19,7 +19,7 @@ NO_HER = {"using_her_replay_buffer": False, "her_kwargs": {}}
 class TestSearchSpace:
     @pytest.mark.parametrize("her", [False, True], ids=["plain", "HER"])
     def test_stored_parameters_are_all_that_was_sampled(self, her: bool):
-        """Whatever is drawn can be built, and the parameters that Optuna stores build the same once more."""
+        """Any sample builds a model, and the parameters that Optuna stores build the same model again."""
         her_kwargs = {"copy_info_dict": True, "n_sampled_goal": 3}
         given: dict[str, Any] = {"policy": "MultiInputPolicy" if her else "MlpPolicy", "buffer_size": 100}
         if her:
@@ -39,7 +39,7 @@ class TestSearchSpace:
             assert trial.user_attrs == {"gamma": sampled["gamma"], "batch_size": sampled["batch_size"]}
 
             converted = convert_td3x_params(trial.params)
-            if her:  # as the zoo merges them when it loads a trial, see TestStoredTrials
+            if her:  # as when a trial is loaded, see test_manager.py
                 converted["replay_buffer_kwargs"] = {**her_kwargs, **converted["replay_buffer_kwargs"]}
             rebuilt = manager._preprocess_action_noise(manager._preprocess_schedules(converted), {}, env)  # type: ignore[arg-type]
 
@@ -52,7 +52,7 @@ class TestSearchSpace:
 
         assert ("n_steps" in drawn) is not her
         assert ("n_sampled_goal" in drawn) is her
-        # Off is among the values, and reached
+        # 0 turns these off, and is drawn
         assert all(0.0 in drawn[key] for key in ("target_policy_noise", "noise_std", "action_noise_min_scale"))
         assert drawn["layer_norm"] == {False, True}
         assert drawn["policy_delay"] == {1, 2, 3, 4}

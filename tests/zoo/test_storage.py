@@ -1,4 +1,4 @@
-"""Studies that several workers share, some of which are killed: PostgreSQL, SQLite and journals."""
+"""Studies that several workers share, some of which are killed, in PostgreSQL, SQLite and journals."""
 
 import os
 import subprocess
@@ -24,16 +24,16 @@ from sb3_td3x.zoo import storage as tuning_storage
 from sb3_td3x.zoo.search_space import BEST_TRIAL, convert_td3x_params
 from sb3_td3x.zoo.storage import HEARTBEAT_VARIABLE, HeartbeatStorage, open_storage, read_trial
 
-# One worker for the whole module: its tests share a server
+# One pytest worker for the whole module: its tests share a server
 pytestmark = pytest.mark.xdist_group("tuning_storage")
 
 STUDY = "s"
-# Seconds for one command; most take some five, many times that on a machine at work
+# Seconds for one command. Most take about five, but many times that on a busy machine
 TIMEOUT = 400
 HEARTBEAT = 1
 GRACE = tuning_storage.MISSED_HEARTBEATS * HEARTBEAT
 
-# Eight workers that open an empty database at the same moment; Optuna is imported once, for all of them
+# Eight workers that open an empty database at the same moment, forked after Optuna is imported
 OPEN_TOGETHER = """
 import os, sys, time
 import optuna
@@ -61,7 +61,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def database(server: str) -> Iterator[str]:
-    """An empty one."""
+    """Create an empty database."""
     engine = sqlalchemy.create_engine(server, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(sqlalchemy.text("CREATE DATABASE study"))
@@ -71,7 +71,7 @@ def database(server: str) -> Iterator[str]:
 
 
 def read_trials(storage: Any) -> list[FrozenTrial]:
-    """The trials of a study that may not exist yet, read anew."""
+    """Read the trials of a study that may not exist yet."""
     try:
         return optuna.load_study(study_name=STUDY, storage=storage).trials
     except KeyError:
@@ -104,7 +104,7 @@ class Folder:
         return {**os.environ, **variables}
 
     def zoo_command(self, *options: str) -> list[str]:
-        """A zoo's training command on the study."""
+        """Return a training command of the zoo that uses the study."""
         return [
             *(sys.executable, "-m", "rl_zoo3.train", "--algo", "td3x", "--env", "Pendulum-v1", "--num-threads", "1"),
             *("--storage", self.storage, "--study-name", STUDY, "--eval-episodes", "1", *options),
@@ -113,7 +113,7 @@ class Folder:
 
     @contextmanager
     def worker(self, steps: int, trials: int) -> Iterator[subprocess.Popen[str]]:
-        """A worker that tries hyperparameters until the study has so many trials; killed at the end of the block."""
+        """Start a worker that tunes until the study has so many trials, and kill it at the end of the block."""
         process = subprocess.Popen(
             self.zoo_command(
                 *("-optimize", "-n", str(steps), "--max-total-trials", str(trials), "--no-optim-plots"),
@@ -132,7 +132,7 @@ class Folder:
             process.communicate()
 
     def run(self, *command: str) -> str:
-        """Run a command, which has to end well. Returns what it printed."""
+        """Run a command that must succeed, and return what it prints."""
         process = subprocess.run(
             command, cwd=self.path, env=self.environment(), capture_output=True, text=True, timeout=TIMEOUT
         )
@@ -150,17 +150,17 @@ def wait_for_whole_trial(storage: Callable[[], Any], number: int) -> None:
 
     def is_training() -> bool:
         trials = read_trials(storage())
-        # The last thing that happens before training
+        # The sampler sets it right before training
         return len(trials) > number and "batch_size" in trials[number].user_attrs
 
     wait_for(is_training, f"trial {number} never began to train")
 
 
 def check_whole(trials: list[FrozenTrial], asked_for: int, workers: int) -> None:
-    """No trial is lost, and none is there twice."""
+    """Check that no trial is missing and none is there twice."""
     assert [trial.number for trial in trials] == list(range(len(trials)))
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    # Workers that finish in the same moment count the same trials, and go on
+    # Workers that finish at the same moment count the same trials, and each starts another
     assert asked_for <= len(done) < asked_for + workers
     assert len({tuple(trial.params.items()) for trial in done}) == len(done)
     assert all(trial.value is not None for trial in done)
@@ -171,7 +171,7 @@ class TestZooWorkers:
     def test_killed_worker_of_a_database(self, database: str, tmp_path: Path) -> None:
         folder = Folder(tmp_path, database)
         with ExitStack() as stack:
-            # So long a trial that it cannot end before the worker is killed
+            # Its trial is too long to end before the worker is killed
             victim = stack.enter_context(folder.worker(steps=10**6, trials=5))
             wait_for_whole_trial(lambda: database, 0)
             others = [stack.enter_context(folder.worker(steps=110, trials=5)) for _ in range(2)]
@@ -180,7 +180,7 @@ class TestZooWorkers:
             for other in others:
                 ends_well(other)
         time.sleep(GRACE + HEARTBEAT)
-        # What is missing, should the others have ended before they could take the victim for dead
+        # Does the failed trial again, if the others ended before the victim counted as dead
         with folder.worker(steps=110, trials=5) as replacement:
             ends_well(replacement)
 
@@ -197,7 +197,7 @@ class TestZooWorkers:
         assert saved.items() >= {**convert_td3x_params(retried.params), "learning_starts": 100}.items()
 
     def test_killed_worker_of_a_journal(self, tmp_path: Path) -> None:
-        """Its trial is running until the command of docs/cluster.md clears it."""
+        """Its trial stays running until the command of docs/cluster.md clears it."""
         journal = "logs/td3x.log"
         folder = Folder(tmp_path, journal)
 
@@ -241,7 +241,7 @@ def sqlite(tmp_path: Path) -> str:
 
 class TestOpening:
     def test_trials_of_dead_workers_are_tried_again(self, sqlite: str) -> None:
-        """As often as is allowed; not those of workers that are alive."""
+        """They are tried again as often as allowed; trials of living workers are left alone."""
         storage = open_storage(sqlite, STUDY)
         assert isinstance(storage, HeartbeatStorage)
         study = optuna.create_study(storage=storage, study_name=STUDY)
@@ -264,7 +264,7 @@ class TestOpening:
         assert len({trial.params["x"] for trial in trials[1:]}) == 1
 
     def test_path_of_a_journal_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """So that Optuna can break a lock that a killed worker left: it asks for the time of what the lock links to."""
+        """Optuna breaks the lock of a killed worker by the age of the file that the lock links to."""
         monkeypatch.chdir(tmp_path)
         (tmp_path / "logs").mkdir()
         path = open_storage("logs/td3x.log", STUDY)
@@ -310,7 +310,7 @@ def test_heartbeats_go_on_after_a_failure_of_the_database(sqlite: str) -> None:
 def test_what_the_zoo_opens(
     algo: str, storage: str, expected: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other algorithms' studies get the plain URL, as ever."""
+    """Studies of other algorithms get the plain URL."""
     monkeypatch.chdir(tmp_path)
     opened: list[Any] = []
 
@@ -332,11 +332,11 @@ def test_what_the_zoo_opens(
 
 
 class TestReading:
-    """A trial that ``--trial-id`` asks for."""
+    """Reading the trial of ``--trial-id``."""
 
     @pytest.fixture(params=["study.log", "sqlite:///study.db"])
     def storage(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        """A study with a trial in each state, and another study."""
+        """Make a study with a trial in each state, and another study."""
         monkeypatch.chdir(tmp_path)
         name: str = request.param
         opened: Any = JournalStorage(JournalFileBackend(name)) if name.endswith(".log") else name
