@@ -102,7 +102,7 @@ def test_sdist(dist: Path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "Makefile", "_sb3_td3x_autoload.py", "constraints.txt", "hyperparams/td3x.yml"}
     assert names >= {"sb3_td3x/py.typed", "sb3_td3x/td3x.py", "setup.py", "tests/test_packaging.py", *STARTUP_FILES}
-    assert names >= {"examples/td3x_tour.ipynb", "scripts/study.py", "docs/algorithm.md", ".ci/run"}
+    assert names >= {"examples/td3x_tour.ipynb", "scripts/benchmark/speed.py", "docs/algorithm.md", ".ci/run"}
 
 
 def test_wheel(dist: Path):
@@ -113,7 +113,8 @@ def test_wheel(dist: Path):
             assert archive.read(name) == (ROOT / name).read_bytes()
     installed = {name for name in names if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sb3_td3x").rglob("*.py")}
-    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sb3_td3x").rglob("*.json")}
+    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sb3_td3x" / "studies" / "data").iterdir()}
+    data.add("sb3_td3x/studies/report.md.jinja")
     assert "sb3_td3x/studies/data/zoo_curves.json" in data
     hyperparams = {f"sb3_td3x/hyperparams/{path.name}" for path in (ROOT / "hyperparams").glob("*.yml")}
     assert "sb3_td3x/hyperparams/td3x.yml" in hyperparams

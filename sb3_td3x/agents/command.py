@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sb3_td3x.agents.training import AGENTS_FOLDER, N_ENVS, Training
+from sb3_td3x.agents.training import AGENTS_FOLDER, FIRST_ROUND, N_ENVS, Training
 from sb3_td3x.studies.options import at_least
 
 
@@ -60,7 +60,7 @@ def _make_parser() -> argparse.ArgumentParser:
     publish.add_argument(
         "--first-round",
         type=at_least(1),
-        default=20,
+        default=FIRST_ROUND,
         metavar="N",
         help="episodes before the worse half of the candidates drops out; then 2N, and so on (default: %(default)s)",
     )

@@ -73,7 +73,7 @@ def evaluate(
             flush=True,
         )
         summaries.append(summarize(training, returns))
-    print(f"\n{format_table(summaries)}")
+    print(f"\n{format_table(summaries, n_envs)}")
     if output is not None:
         report = {"machine": machine(PACKAGES), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
         output.write_text(to_json({**report, "agents": summaries}))
@@ -159,11 +159,12 @@ def _base_name(env: str) -> str:
     return env.rpartition("-v")[0]
 
 
-def format_table(summaries: Sequence[dict[str, Any]]) -> str:
+def format_table(summaries: Sequence[dict[str, Any]], n_envs: int) -> str:
     """
     Format figures as a Markdown table, with a note on how they were measured.
 
-    :param summaries: from ``summarize``
+    :param summaries: figures from ``summarize``
+    :param n_envs: copies of the env that were played side by side
     :return: the text
     """
     zoo = read_zoo_benchmark()
@@ -183,27 +184,34 @@ def format_table(summaries: Sequence[dict[str, Any]]) -> str:
             f"{agent['worst_5_percent']:.1f}",
             _with_interval(seeds["mean"], seeds.get("mean_95")),
             f"{seeds['iqm']:.1f}" if "iqm" in seeds else "the mean",
-            ", ".join(f"{value:.1f}" for value in seeds["means"]),
+            _seed_means(seeds),
             _steps(seeds["timesteps"]),
             _duration(float(np.mean(seeds["training_seconds"]))),
             format_zoo(zoo.get(_base_name(summary["env"]), {})),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     cpus = sorted({cpu for summary in summaries for cpu in summary["all_seeds"]["cpus"]})
-    return "\n".join([*lines, "", _NOTE.format(seed=TEST_SEED, cpus="; ".join(cpus))])
+    return "\n".join([*lines, "", _NOTE.format(seed=TEST_SEED, n_envs=n_envs, cpus="; ".join(cpus))])
 
 
 _NOTE = (
-    "Deterministic episodes from start seeds {seed:,} on, which served for nothing else; the agent of each seed was "
-    "selected on other episodes. Left: the published agent, its mean, IQM (mean without the lowest and the highest "
-    "quarter), share of solved episodes (the env's own bar) and mean of the worst 5%, over its episodes. All seeds: "
-    "mean and IQM over the mean returns of the seeds. Intervals: 95% bootstrap. Training: wall-clock time of one seed; "
-    "{cpus}. RL Zoo's figures: mean ± standard deviation over episodes, one seed, older versions."
+    "Deterministic episodes from start seeds {seed:,} on, which served for nothing else, {n_envs} copies of the env "
+    "side by side; the agent of each seed was selected on other episodes. Left: the published agent, its mean, IQM "
+    "(mean without the lowest and the highest quarter), share of solved episodes (the env's own bar) and mean of the "
+    "worst 5%, over its episodes. All seeds: mean and IQM over the mean returns of the seeds, in the tests before "
+    "they were published. Intervals: 95% bootstrap. Training: wall-clock time of one seed; {cpus}. RL Zoo's figures: "
+    "mean ± standard deviation over episodes, one seed, older versions."
 )
 
 
 def _with_interval(value: float, bounds: Sequence[float] | None) -> str:
     return f"{value:.1f} [{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else f"{value:.1f}"
+
+
+def _seed_means(seeds: dict[str, Any]) -> str:
+    """Return the mean of each seed; only the agent of the published seed is kept, and can play more episodes."""
+    counts = " or ".join(f"{count:,}" for count in sorted(set(seeds["episodes"])))
+    return f"{', '.join(f'{value:.1f}' for value in seeds['means'])} in {counts} episodes each"
 
 
 def format_zoo(figures: Figures) -> str:

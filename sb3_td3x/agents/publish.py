@@ -24,6 +24,8 @@ from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from stable_baselines3.common.monitor import load_results
 
 from sb3_td3x.agents.training import (
+    FIRST_ROUND,
+    N_SELECTION_EPISODES,
     PACKAGES,
     SELECTION_SEED,
     TEST_SEED,
@@ -39,9 +41,6 @@ from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.register import ALGO
 from sb3_td3x.zoo.runs import ZooRun
 
-N_SELECTION_EPISODES = 200
-# Episodes before the worse half of the candidates drops out
-FIRST_ROUND = 20
 # Options of the zoo whose values it evaluates, and their names in args.yml
 _EVALUATED = {
     **dict.fromkeys(("-params", "--hyperparams"), "hyperparams"),

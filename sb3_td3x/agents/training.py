@@ -30,6 +30,9 @@ SELECTION_SEED = 500_000
 TEST_SEED = 1_000_000
 # Copies of the env that are played side by side
 N_ENVS = 10
+# Most episodes of a candidate in the selection, and those before the worse half drops out
+N_SELECTION_EPISODES = 200
+FIRST_ROUND = 20
 N_TEST_EPISODES = 100
 # Envs where luck decides whether an episode succeeds, so that the test needs more episodes
 LUCK_ENVS = ("BipedalWalker", "LunarLander")
@@ -172,7 +175,10 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def play_agent(folder: Path, name: str, n_episodes: int, first_seed: int, n_envs: int = N_ENVS) -> list[float]:
     """
-    Play an agent deterministically.
+    Play an agent deterministically, each episode in a new copy of the env.
+
+    Some envs keep state over ``reset`` (BipedalWalker keeps Box2D's world), so an episode in a used copy would depend
+    on the episodes before it, and not on its seed only.
 
     :param folder: folder of the run
     :param name: file name of one of its agents
@@ -183,12 +189,16 @@ def play_agent(folder: Path, name: str, n_episodes: int, first_seed: int, n_envs
     :return: the env's own returns, neither shaped nor normalized
     """
     run = ZooRun(folder)
-    env = run.make_env(n_envs)
-    try:
-        episodes = play_episodes(run.load_agent(folder / name, env), env, n_episodes, first_seed)
-    finally:
-        env.close()
-    return [round(episode.episode_return, 3) for episode in episodes]
+    model = run.load_agent(folder / name)
+    returns: list[float] = []
+    while len(returns) < n_episodes:
+        env = run.make_env(n_envs)
+        try:
+            episodes = play_episodes(model, env, min(n_envs, n_episodes - len(returns)), first_seed + len(returns))
+        finally:
+            env.close()
+        returns += [round(episode.episode_return, 3) for episode in episodes]
+    return returns
 
 
 def best_candidate(selection: dict[str, list[float]]) -> str:

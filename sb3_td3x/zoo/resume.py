@@ -56,7 +56,7 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
     """
     with _unusable():
         run = ZooRun(folder, trusted)
-        if run.algo != ALGO or run.args["optimize_hyperparameters"]:
+        if run.algo != ALGO or run.args.get("optimize_hyperparameters"):
             raise UnusableRunError(f"{folder} is not a training of {ALGO}")
         hyperparams = _zoo_hyperparams(run)
         checkpoints = _checkpoints_of(hyperparams, folder)

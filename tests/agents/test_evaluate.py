@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch as th
 from published_agents import ENV
+from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_td3x.agents import training as training_module
 from sb3_td3x.agents.command import main
 from sb3_td3x.agents.evaluate import allowed_loss, format_table, format_zoo, read_zoo_benchmark, summarize
 from sb3_td3x.agents.training import TEST_SEED, Training, episodes_of_test, find_agents, play_agent
-from sb3_td3x.zoo.runs import ZooRun
+from sb3_td3x.zoo.runs import Episode, ZooRun
 
 
 def test_any_number_of_episodes_begins_alike(published: Path) -> None:
@@ -78,10 +80,10 @@ def test_table_of_an_env_with_a_bar(published: Path) -> None:
     training = replace(Training.read(find_agents(published)[0]), env="BipedalWalkerHardcore-v3")
     seeds = [replace(training.seeds[0], seed=seed, test_returns=[10.0 * seed]) for seed in range(1, 6)]
     training = replace(training, seeds=seeds, published_seed=1)
-    row = format_table([summarize(training, [312.0] * 95 + [0.0] * 5)]).splitlines()[2]
+    row = format_table([summarize(training, [312.0] * 95 + [0.0] * 5)], 10).splitlines()[2]
     assert row.startswith("| BipedalWalkerHardcore-v3 (seed 1) | 100 | 296.4 [")
     assert "| 312.0 | 95.0% reach 300 | 0.0 | 30.0 [" in row
-    assert "| 30.0 | 10.0, 20.0, 30.0, 40.0, 50.0 |" in row
+    assert "| 30.0 | 10.0, 20.0, 30.0, 40.0, 50.0 in 1 episodes each |" in row
 
 
 def test_tests_are_longer_where_luck_decides() -> None:
@@ -118,3 +120,19 @@ def test_best_of_the_zoo() -> None:
     figures = read_zoo_benchmark()
     assert format_zoo(figures["BipedalWalkerHardcore"]) == "td3 -98.1 ± 16.1 at 10M, tqc 235.2 ± 110.6 at 2M"
     assert format_zoo({}) == ""
+
+
+def test_an_episode_does_not_depend_on_earlier_ones(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Envs such as BipedalWalker keep state over ``reset``, so no copy of the env plays a second counted episode."""
+    seen: list[VecEnv] = []
+
+    def play_episodes(model: object, env: VecEnv, n_episodes: int, seed: int) -> list[Episode]:
+        assert n_episodes <= env.num_envs
+        assert env not in seen
+        seen.append(env)
+        return [Episode(float(seed + idx), 1) for idx in range(n_episodes)]
+
+    monkeypatch.setattr(training_module, "play_episodes", play_episodes)
+    (folder,) = find_agents(published)
+    assert play_agent(folder, f"{ENV}.zip", 14, first_seed=5, n_envs=10) == [float(seed) for seed in range(5, 19)]
+    assert len(seen) == 2

@@ -1,4 +1,4 @@
-"""The figures of scripts/speed.py, by hand, and a tiny run of it."""
+"""The figures of scripts/benchmark/speed.py, computed by hand, and a tiny run of it."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def make_result(**changes: Any) -> dict[str, Any]:
-    """Two repetitions, in the second of which the machine was half as fast: TD3X takes 100 steps/s, then 50."""
+    """Return two repetitions; in the second the machine was half as fast: TD3X takes 100 steps/s, then 50."""
     result: dict[str, Any] = {
         "cell": {"name": "pendulum-64", "updates_only": False},
         "missing": {},

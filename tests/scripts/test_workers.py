@@ -1,4 +1,4 @@
-"""A tiny run of scripts/workers.py, against a real server."""
+"""A tiny run of scripts/benchmark/workers.py with a real server."""
 
 import json
 import multiprocessing

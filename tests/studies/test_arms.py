@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
 from sb3_td3x.studies.arms import (
@@ -255,3 +256,11 @@ def test_code_of_the_users_own_needs_trust(entry: dict[str, Any], error: str) ->
 
 def test_the_arms_of_the_ablation_need_no_trust() -> None:
     check_trusted(ablation_arms([PENDULUM, LUNAR, WALKER, HARDCORE]))
+
+
+def test_parity_trains_with_the_hyperparameters_of_the_zoos_td3() -> None:
+    td3, td3x = sweep_arms(Path(__file__).parents[2] / "docs" / "results" / "parity.yml", [PENDULUM])
+    zoos, own = td3.hyperparams[PENDULUM], td3x.hyperparams[PENDULUM]
+    # The zoo's entry does not name values that are SB3's default
+    defaults = {"batch_size": TD3("MlpPolicy", PENDULUM).batch_size}
+    assert {**own, "n_timesteps": zoos["n_timesteps"]} == {**defaults, **zoos}

@@ -79,7 +79,7 @@ def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]") -
 
 
 def zoo_processes(folder: Path) -> list[int]:
-    """Those that train into a folder."""
+    """Return the ids of the processes that train into a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ def wait_for_silence(folder: Path) -> None:
 
 
 def has_rows(run: Run) -> bool:
-    """Whether an episode of its training has ended."""
+    """Return whether an episode of the training has ended."""
     return any(len(path.read_text().splitlines()) > 2 for path in run.unfinished.glob("*monitor.csv"))
 
 
@@ -288,7 +288,7 @@ def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.fixture
 def ray_cluster() -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Two nodes on this machine with one processor each: their address, and the process of the second."""
+    """Start two nodes on this machine with one processor each; return their address and the process of the second."""
     # Sockets need a short path
     folder = tempfile.mkdtemp(prefix="ray")
     ray_module = pytest.importorskip("ray.util", reason="Ray is not installed (pip install .[ray])")
