@@ -86,10 +86,10 @@ def save_agent(
     :param include: names of attributes to save that are left out by default
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
-    if _REPLAY_BUFFER in (include := {*(include or ())}):
+    if _REPLAY_BUFFER in (include or ()):
         raise ValueError(f"include={include!r} is not allowed, expected no {_REPLAY_BUFFER}: use save_replay_buffer")
     with write_sealed_zip(path, "zip") as archive:
-        write_agent(archive, model, exclude or (), include)
+        write_agent(archive, model, exclude or (), include or ())
 
 
 def write_agent(
@@ -286,7 +286,8 @@ def read_agent(
         needed = [name for name in agent.data if name not in unsaved | given.keys()]
         for name in needed:
             check_name(name, type(model), agent.name)
-        attributes = _with_integers({**_read_attributes(agent, needed, trusted), **given})
+        # The only attribute that a constructor without an env leaves out and `save` may exclude
+        attributes = _with_integers({"n_envs": 1, **_read_attributes(agent, needed, trusted), **given})
         check_attributes(attributes, agent.name)
         _check_networks(attributes, agent.states, agent.name)
     return attributes, agent.states

@@ -16,6 +16,7 @@ import torch as th
 
 from sb3_td3x.files.errors import FileRefused, refusing
 from sb3_td3x.files.pickles import Maker, PersistentId, from_pickle, read_pickle
+from sb3_td3x.files.records import check_type
 from sb3_td3x.files.sealed_zip import CheckedZip
 
 _STORAGES = {
@@ -50,7 +51,7 @@ class _Storages(dict[str, bytearray]):
         self._archive = archive
         self._folder = folder
 
-    def size(self, key: Any) -> int:
+    def size(self, key: str) -> int:
         """Return the number of bytes."""
         return self._archive.members[f"{self._folder}/data/{key}"].file_size
 
@@ -145,6 +146,6 @@ def _tensor(
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     # Elements that share memory would take more than the file has
     fits = last < n_elements and math.prod(shape) <= n_elements
-    if n_elements * dtype.itemsize != storages.size(key) or not (fits or math.prod(shape) == 0):
+    if n_elements * dtype.itemsize != storages.size(check_type(key, str)) or not (fits or math.prod(shape) == 0):
         raise ValueError(f"it holds a tensor of shape {shape}, for which it has too little memory")
     return StoredTensor(shape, dtype, stride, offset, key, storages)

@@ -1,7 +1,6 @@
 """Pickles are read as data: what they describe comes back, and nothing that they name is called or imported."""
 
 import io
-import itertools
 import pickle
 import sys
 from collections import OrderedDict, deque
@@ -40,7 +39,7 @@ VALUES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("protocol", (4, 5))
+@pytest.mark.parametrize("protocol", [4, 5])
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__} {value!r:.40}")
 def test_value_comes_back_the_same(value: Any, protocol: int) -> None:
     loaded = read(cloudpickle.dumps(value, protocol))
@@ -130,10 +129,8 @@ def test_damaged_pickle_is_refused_in_one_sentence() -> None:
             read(content[:length])
 
 
-@pytest.mark.parametrize(
-    "operations", [*itertools.product([b"]", b"}", b"N", b"K\x01", b")"], [b"b", b"e", b"s", b"R"])]
-)
-def test_operations_on_wrong_values(operations: tuple[bytes, bytes]) -> None:
-    value, operation = operations
+@pytest.mark.parametrize("value", [b"]", b"}", b"N", b"K\x01", b")"])
+@pytest.mark.parametrize("operation", [b"b", b"e", b"s", b"R"])
+def test_operations_on_wrong_values(value: bytes, operation: bytes) -> None:
     with pytest.raises(FileRefused, match=r"agent\.zip is damaged"):
         read(b"\x80\x04" + value + b"K\x02" + operation + b".")

@@ -108,8 +108,13 @@ def test_numpy_and_zipfile_read_it(tmp_path: pathlib.Path) -> None:
 def test_error_while_writing_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "agent.zip"
     path.write_bytes(b"old")
-    with pytest.raises(LookupError), write_sealed_zip(path, "zip") as archive:
-        archive.writestr("data", b"new")
-        raise LookupError
+
+    def write_and_stop() -> None:
+        with write_sealed_zip(path, "zip") as archive:
+            archive.writestr("data", b"new")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        write_and_stop()
     assert path.read_bytes() == b"old"
     assert [it.name for it in tmp_path.iterdir()] == ["agent.zip"]

@@ -158,17 +158,19 @@ def refusal(read: Callable[[], Any]) -> str | None:
     :param read: reads the file
     :return: the sentence; None if the file was read
     """
-    start, message = time.process_time(), None
+    start, refused = time.process_time(), None
     try:
         read()
     except ValueError as error:
-        message = str(error)
-        assert "\n" not in message
-        assert len(message) < 1000
-        assert error.__cause__ is None
-        assert error.__context__ is None or error.__suppress_context__
+        refused = error
     assert time.process_time() - start < TIME_LIMIT
-    return message
+    if refused is None:
+        return None
+    assert "\n" not in str(refused)
+    assert len(str(refused)) < 1000
+    assert refused.__cause__ is None
+    assert refused.__context__ is None or refused.__suppress_context__
+    return str(refused)
 
 
 class MemoryCheck:
