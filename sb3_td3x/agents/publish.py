@@ -35,6 +35,7 @@ from sb3_td3x.agents.training import (
     episodes_of_test,
     play_agent,
 )
+from sb3_td3x.files.agent import save_agent
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import agent_data, read_evaluations
 from sb3_td3x.td3x import TD3X
@@ -272,13 +273,16 @@ def write_networks(source: Path, path: Path) -> None:
     model = TD3X.load(source, device="cpu")
     model.actor.optimizer.state.clear()
     model.critic.optimizer.state.clear()
-    for network, target in ((model.actor, model.actor_target), (model.critic, model.critic_target)):
-        for parameter, target_parameter in zip(network.parameters(), target.parameters(), strict=True):
-            # PyTorch writes memory that two tensors share once
-            target_parameter.data = parameter.data
+    parameters = model.get_parameters()
+    policy = parameters["policy"]
+    for name in policy:
+        if "_target." in name:
+            # PyTorch writes a tensor once, even if it has two names
+            policy[name] = policy[name.replace("_target.", ".", 1)]
     # The log folder and the last observations belong to the machine and the run
     model.tensorboard_log = None
-    model.save(path, exclude=["_last_obs", "_last_original_obs", "_last_episode_starts", "ep_info_buffer"])
+    exclude = ["_last_obs", "_last_original_obs", "_last_episode_starts", "ep_info_buffer"]
+    save_agent(path, model, exclude, parameters=parameters)
     # As everybody will load it: raises if there is a pickle in it
     TD3X.load(path, device="cpu", trusted=False)
 

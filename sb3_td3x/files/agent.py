@@ -75,7 +75,11 @@ _SB3_PICKLED = ":serialized:"
 
 
 def save_agent(
-    path: SavePath, model: OffPolicyAlgorithm, exclude: Iterable[str] | None, include: Iterable[str] | None
+    path: SavePath,
+    model: OffPolicyAlgorithm,
+    exclude: Iterable[str] | None = None,
+    include: Iterable[str] | None = None,
+    parameters: States | None = None,
 ) -> None:
     """
     Save an agent, as a whole or not at all.
@@ -84,12 +88,13 @@ def save_agent(
     :param model: the agent
     :param exclude: names of attributes to leave out in addition to the default ones
     :param include: names of attributes to save that are left out by default
+    :param parameters: state dictionaries to save in place of the agent's own
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
     if _REPLAY_BUFFER in (include or ()):
         raise ValueError(f"include={include!r} is not allowed, expected no {_REPLAY_BUFFER}: use save_replay_buffer")
     with write_sealed_zip(path, "zip") as archive:
-        write_agent(archive, model, exclude or (), include or ())
+        write_agent(archive, model, exclude or (), include or (), parameters)
 
 
 def write_agent(
@@ -97,6 +102,7 @@ def write_agent(
     model: OffPolicyAlgorithm,
     exclude: Iterable[str] = (),
     include: Iterable[str] = (),
+    parameters: States | None = None,
     **changed: Any,
 ) -> None:
     """
@@ -106,6 +112,7 @@ def write_agent(
     :param model: the agent
     :param exclude: names of attributes to leave out in addition to the default ones
     :param include: names of attributes to save that are left out by default
+    :param parameters: state dictionaries to save in place of the agent's own
     :param changed: attributes to save with another value
     """
     state_dicts, variables = model._get_torch_save_params()
@@ -132,7 +139,7 @@ def write_agent(
     for name, content in pickles.items():
         archive.writestr(f"pickled.{name}.pkl", content)
     tensors = {name: recursive_getattr(model, name) for name in variables}
-    for name, state in {_VARIABLES: tensors, **model.get_parameters()}.items():
+    for name, state in {_VARIABLES: tensors, **(parameters or model.get_parameters())}.items():
         # PyTorch hides the reason if it cannot write to the disk
         buffer = io.BytesIO()
         th.save(state, buffer)
