@@ -20,6 +20,7 @@ from pathlib import Path
 import gymnasium as gym
 import torch as th
 
+from sb3_td3x.checkpoint.folder import list_checkpoints
 from sb3_td3x.files.atomic import atomic_write, lock_folder, sync_folder
 from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
@@ -243,7 +244,8 @@ def _train_part(run: Run, timing: _Timing, module: list[str]) -> int:
 
 
 def _newest_checkpoint(run: Run) -> str | None:
-    return max((path.parent.name for path in checkpoint_folder(run.unfinished).glob("*/manifest.json")), default=None)
+    names = [path.name for path in list_checkpoints(checkpoint_folder(run.unfinished))]
+    return names[-1] if names else None
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ def test_a_killed_study_continues(tmp_path: Path, sweep: Callable[..., str]) -> 
     quick, slow = runs(tmp_path, *arms)
     process = start(tmp_path, arms)
     checkpoints = slow.unfinished / "checkpoints"
-    wait_until(lambda: quick.folder.exists() and list(checkpoints.glob("*/manifest.json")), process)
+    wait_until(lambda: quick.folder.exists() and list(checkpoints.glob("*_steps.zip")), process)
     process.kill()
     process.communicate(timeout=60)
     wait_for_silence(tmp_path)

@@ -39,8 +39,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def write_checkpoint(run: Run, number: int) -> Path:
-    path = checkpoint_folder(run.unfinished) / f"{number:06d}_{20 * number}_steps" / "manifest.json"
-    path.parent.mkdir(parents=True)
+    path = checkpoint_folder(run.unfinished) / f"{number:06d}_{20 * number}_steps.zip"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
 

@@ -204,7 +204,7 @@ class TestTrain:
             "rl_model_400_steps.zip",
         }
         checkpoints = [path.name for path in list_checkpoints(trained.path / "checkpoints")]
-        assert checkpoints == ["000002_400_steps", "000003_420_steps"]
+        assert checkpoints == ["000002_400_steps.zip", "000003_420_steps.zip"]
         config = dict(yaml.load((trained.path / ENV / "config.yml").read_text(), Loader=yaml.UnsafeLoader))
         params = {param.partition(":")[0] for param in (*SMALL, SMALL_NET, *ADDITIONS)}
         assert config.keys() == DEFAULT.keys() | params
