@@ -50,7 +50,15 @@ from sb3_td3x.policies import (
 from sb3_td3x.rollout import EnvStep, OverlappingVecEnv, check_unnormalized_shapes, complete_step, shape_step
 from sb3_td3x.schedules import learning_rate_at, make_schedule
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
-from sb3_td3x.validation import check_action_space, check_arguments, check_finite, check_integer, check_known
+from sb3_td3x.validation import (
+    KnownArguments,
+    check_action_space,
+    check_arguments,
+    check_device,
+    check_finite,
+    check_integer,
+    check_known,
+)
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 
@@ -58,7 +66,7 @@ SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
 _NOT_FOR_LOAD = {"self", "policy", "_init_setup_model"}
 
 
-class TD3X(OffPolicyAlgorithm):
+class TD3X(KnownArguments, OffPolicyAlgorithm):
     """
     Twin Delayed DDPG (TD3)
     Addressing Function Approximation Error in Actor-Critic Methods (Fujimoto et al. 2018),
@@ -178,6 +186,7 @@ class TD3X(OffPolicyAlgorithm):
             check_action_space(env.action_space)
         elif _init_setup_model:
             raise ValueError("env=None is not allowed, expected an env or the id of one")
+        check_device(device)
         super().__init__(
             policy if isinstance(policy, str) else sb3_compat.OWN_POLICIES.get(policy, policy),
             env,  # type: ignore[arg-type]

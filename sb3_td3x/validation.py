@@ -1,6 +1,7 @@
 """Checks of arguments and of data. Errors name the argument, its value and what is allowed."""
 
 import difflib
+import inspect
 import math
 import operator
 import os
@@ -8,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.noise import (
     ActionNoise,
@@ -178,6 +180,48 @@ def check_net_arch(name: str, value: Any) -> None:
             )
 
 
+class KnownArguments:
+    """Refuse unknown keyword arguments of the constructor by a ``ValueError`` that names the closest one."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        check_keywords(cls.__name__, cls.__init__, kwargs)
+        return super().__new__(cls)
+
+
+def check_keywords(name: str, function: Any, arguments: Iterable[str]) -> None:
+    """
+    Check the names of keyword arguments against the signature of a function.
+
+    :param name: name of the function
+    :param function: the function, or a class
+    :param arguments: names of the given arguments
+    :raises ValueError: an argument does not exist; names the closest one
+    """
+    parameters = inspect.signature(function).parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_known(name, arguments, set(parameters) - {"self"})
+
+
+def check_device(device: Any) -> None:
+    """
+    Check the name of a PyTorch device.
+
+    :param device: value of the argument ``device``
+    :raises ValueError: there is no such device
+    """
+    names = ("auto", "cpu", "cuda", "mps", "xpu")
+    if device == "auto":
+        return
+    try:
+        th.device(device)
+    except (RuntimeError, TypeError) as error:
+        closest = difflib.get_close_matches(str(device), names, n=1)
+        suggestion = f", did you mean {closest[0]!r}?" if closest else ""
+        raise ValueError(
+            f"device={device!r} is not allowed, expected one of {', '.join(names)}, or 'cuda:1'{suggestion}"
+        ) from error
+
+
 def check_known(function: str, arguments: Iterable[str], known: set[str]) -> None:
     """
     Check the names of a function's arguments.
@@ -237,6 +281,7 @@ def check_arguments(model: Any) -> None:
         model.seed = check_integer("seed", model.seed, low=0)
     if not isinstance(model.policy_kwargs, dict):
         raise ValueError(f"policy_kwargs={model.policy_kwargs!r} is not allowed, expected a dictionary or None")
+    check_keywords(model.policy_class.__name__, model.policy_class, model.policy_kwargs)
     check_net_arch("net_arch", model.policy_kwargs.get("net_arch"))
     if not isinstance(model.tensorboard_log, str | os.PathLike | None):
         raise ValueError(f"tensorboard_log={model.tensorboard_log!r} is not allowed, expected a path or None")

@@ -426,6 +426,33 @@ def test_unknown_arguments_are_refused_at_loading(saved: bytes, name: str, close
         TD3X.load(io.BytesIO(saved), **{name: 0.5})
 
 
+def test_unknown_arguments_name_the_closest_one() -> None:
+    with pytest.raises(
+        ValueError, match=r"^acton_noise_decay is no argument of TD3X\(\), did you mean action_noise_decay"
+    ):
+        tiny_agent(acton_noise_decay=0.9)
+    with pytest.raises(ValueError, match=r"^net_arc is no argument of TD3XPolicy\(\), did you mean net_arch\?"):
+        tiny_agent(policy_kwargs={"net_arc": [8]})
+
+
+def test_a_subclass_may_have_more_arguments() -> None:
+    class Subclass(TD3X):
+        def __init__(self, *args: Any, temperature: float = 1.0, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.temperature = temperature
+
+    model = Subclass("MlpPolicy", CountingEnv(), temperature=0.5, device="cpu", buffer_size=10)
+    assert model.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "closest"), [("gpu", ""), ("cuda0", "cuda"), ("CPU", ""), (None, ""), ("cp", "cpu")]
+)
+def test_unknown_devices_are_refused(device: Any, closest: str) -> None:
+    with pytest.raises(ValueError, match=rf"^device={device!r} is not allowed, expected one of .*{closest}"):
+        tiny_agent(device=device)
+
+
 def test_envs_with_other_spaces_are_refused_at_loading(saved: bytes) -> None:
     with pytest.raises(ValueError, match="Action spaces do not match"):
         TD3X.load(io.BytesIO(saved), env=CountingEnv(action_space=spaces.Box(-2, 2, (1,))))
