@@ -12,7 +12,7 @@ LOWEST_SB3 := 2.7.0
 LOWEST := .lowest/$(LOWEST_SB3)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train enjoy test lint clean
+.PHONY: help venv train enjoy test lint docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ train: $(INSTALLED) ## train td3x on ENV (default Pendulum-v1) through the zoo, 
 enjoy: $(INSTALLED) ## watch the agent of ENV from rl-trained-agents
 	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f rl-trained-agents $(ARGS)
 
-test: lint $(LOWEST) ## check style and types, run all tests, and the short suite on the lowest supported SB3
+test: lint docs $(LOWEST) ## check style, types and docs, run all tests, and the short suite on the lowest supported SB3
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -m lowest_sb3
 
@@ -53,10 +53,14 @@ $(LOWEST): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ stable-baselines3==$(LOWEST_SB3)
 	touch $@
 
-lint: $(INSTALLED) ## check style and types
+lint: $(INSTALLED) ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(INSTALLED) ## build the docs in build/docs; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 clean: ## remove everything that was built, but not the logs
 	rm -rf .venv .lowest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

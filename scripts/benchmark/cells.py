@@ -60,7 +60,9 @@ class Cell:
         return 2 if self.updates_only else self.n_envs * self.train_freq
 
 
+PEERS = ("td3x", "sb3", "sbx")
 BIPEDAL = Cell("bipedal-256", "BipedalWalker-v3", (256, 256), 256)
+HALF_CHEETAH = Cell("halfcheetah", "HalfCheetah-v5", (256, 256), 256, peers=PEERS)
 
 CELLS = {
     cell.name: cell
@@ -72,6 +74,22 @@ CELLS = {
         replace(BIPEDAL, name="bipedal-8envs", n_envs=8, train_freq=8, gradient_steps=64),
         # A transition of frames takes 56 kB
         Cell("carracing", CAR_RACING, (256, 256), 256, buffer_size=10_000, policy="CnnPolicy", peers=("td3x", "sb3")),
+        # MuJoCo's observations are float64
+        HALF_CHEETAH,
+        replace(HALF_CHEETAH, name="halfcheetah-normalized", normalize=True),
+        replace(BIPEDAL, name="bipedal-normalized", normalize=True, peers=PEERS),
+        replace(BIPEDAL, name="bipedal-3-steps", arguments={"n_steps": 3}, peers=PEERS),
+        # SB3's TD3 has no layer normalization
+        replace(BIPEDAL, name="bipedal-layer-norm", policy_kwargs={"layer_norm": True}, peers=("td3x", "sbx")),
+        replace(BIPEDAL, name="bipedal-16-processes", n_envs=16, gradient_steps=16, processes=True, peers=PEERS),
+        # SBX's TD3 has no policy for images
+        Cell(
+            *("images-update", CAR_RACING, (256, 256), 256),
+            buffer_size=10_000,
+            policy="CnnPolicy",
+            peers=("td3x", "sb3"),
+            updates_only=True,
+        ),
         # What a training does besides updates; the floor is the steps of the envs only
         replace(BIPEDAL, name="rollout", gradient_steps=0),
         replace(BIPEDAL, name="update", peers=("td3x", "floor"), updates_only=True),
@@ -79,7 +97,7 @@ CELLS = {
 }
 # One cell of each kind but images; without the floor of the loops, which takes as long as a peer
 QUICK_CELLS = (
-    *(replace(CELLS[name], peers=("td3x", "sb3", "sbx")) for name in ("bipedal-256", "pendulum-64", "bipedal-8envs")),
+    *(replace(CELLS[name], peers=PEERS) for name in ("bipedal-256", "pendulum-64", "bipedal-8envs")),
     CELLS["update"],
 )
 
@@ -117,4 +135,6 @@ def missing_package(peer: str, env: str | None = None) -> str | None:
         needed.append(("sbx", "sbx-rl"))
     if env == CAR_RACING:
         needed.append(("cv2", "opencv-python-headless"))
+    if env == HALF_CHEETAH.env:
+        needed.append(("mujoco", "mujoco"))
     return next((package for module, package in needed if find_spec(module) is None), None)

@@ -35,7 +35,7 @@ def main() -> None:
     cell = replace(CELLS[args.cell], buffer_size=BUFFER_SIZE)
     for peer in args.peers:
         precision = args.precision if peer == "td3x" else "float32"
-        model = make_model(peer, cell, precision)
+        model = make_model(peer, cell, {"precision": precision} if peer == "td3x" else {}, "cpu")
         assert model.replay_buffer is not None
         fill(model.replay_buffer)
         model.learn(LEARNING_STARTS)

@@ -75,22 +75,26 @@ class Solver:
     A training until its agent solves the env.
 
     :param algorithm: class of the agent
-    :param precision: argument ``precision`` of TD3X
+    :param own_kwargs: arguments that only TD3X has
     :param hyperparams: an entry of the zoo's YAML; what the class has no argument for is left out
     :param seed: seed of the training
     """
 
-    def __init__(self, algorithm: Callable[..., BaseAlgorithm], precision: str, hyperparams: dict[str, Any], seed: int):
+    def __init__(
+        self,
+        algorithm: Callable[..., BaseAlgorithm],
+        own_kwargs: dict[str, Any],
+        hyperparams: dict[str, Any],
+        seed: int,
+    ):
         arguments = parse_hyperparams(hyperparams)
         known = inspect.signature(algorithm).parameters
         self._left_out = sorted(arguments.keys() - known.keys())
         arguments = {name: value for name, value in arguments.items() if name in known}
-        if precision != "float32":
-            arguments["precision"] = precision
         self._action_repeat = action_repeat(hyperparams)
         wrapper = get_wrapper_class(hyperparams)
         env, eval_env = (make_vec_env(ENV_ID, seed=env_seed, wrapper_class=wrapper) for env_seed in (seed, EVAL_SEED))
-        self._model = algorithm(env=env, seed=seed, device="cpu", **arguments)
+        self._model = algorithm(env=env, seed=seed, device="cpu", **arguments, **own_kwargs)
         self._callback = StopWhenSolved(eval_env, THRESHOLD, EVAL_FREQ // self._action_repeat, N_EVAL_EPISODES)
 
     def advance(self, steps: int) -> int:

@@ -11,7 +11,6 @@ folder ``--out``.
 """
 
 import argparse
-import inspect
 import json
 import math
 import os
@@ -55,6 +54,8 @@ class Options:
     :param seconds: seconds of the slowest peer's segments
     :param threads: threads of each worker
     :param precision: argument ``precision`` of TD3X
+    :param device: PyTorch device of the agents
+    :param overlap: argument ``overlap_updates`` of TD3X
     """
 
     peers: Sequence[str]
@@ -63,6 +64,18 @@ class Options:
     seconds: float
     threads: int
     precision: str
+    device: str = "cpu"
+    overlap: bool = False
+
+    def job(self, peer: str) -> dict[str, Any]:
+        """
+        Return the part of a worker's job that all measurements share.
+
+        :param peer: name of the peer
+        :return: the job
+        """
+        shared = {name: getattr(self, name) for name in ("threads", "precision", "device", "overlap")}
+        return {"peer": peer, **shared}
 
 
 class Worker:
@@ -180,11 +193,7 @@ def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
     """
     wanted = [peer for peer in cell.peers if peer in options.peers]
     missing = {peer: package for peer in wanted if (package := missing_package(peer, cell.env))}
-    jobs = {
-        peer: {"peer": peer, "threads": options.threads, "precision": options.precision, "cell": asdict(cell)}
-        for peer in wanted
-        if peer not in missing
-    }
+    jobs = {peer: {**options.job(peer), "cell": asdict(cell)} for peer in wanted if peer not in missing}
     result: dict[str, Any] = {"cell": asdict(cell), "missing": missing}
     with make_workers(jobs) as workers:
         result["segments"] = _measure_in_turn(workers, cell, options) if workers else {}
@@ -270,8 +279,7 @@ def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report:
             hyperparams = read_hyperparams(zoo if own_hyperparams and peer != "td3x" else own)
             # The zoo counts a repeated action once
             whole_training = int(hyperparams["n_timesteps"]) * action_repeat(hyperparams)
-            job = {"peer": peer, "threads": options.threads, "precision": options.precision}
-            job["solve"] = {"hyperparams": hyperparams, "seed": seed}
+            job = {**options.job(peer), "solve": {"hyperparams": hyperparams, "seed": seed}}
             with make_workers({peer: job}) as workers:
                 segment = workers[peer].measure(options.steps or whole_training)
                 run = {"peer": peer, "seed": seed, "steps": segment["steps"], **workers[peer].finish()}
@@ -295,13 +303,14 @@ def available_bytes() -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
 
 
-def pin(threads: int | None) -> int:
+def pin(threads: int | None, device: str) -> int:
     """
     Limit this process and its workers to some threads.
 
     JAX takes the size of its pool from the number of processors, other libraries from environment variables.
 
     :param threads: number of threads; None: one for each processor
+    :param device: ``"cpu"`` keeps JAX away from a GPU
     :return: number of threads
     """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
@@ -312,22 +321,11 @@ def pin(threads: int | None) -> int:
         os.sched_setaffinity(0, cpus[:threads])
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"):
         os.environ[name] = str(threads)
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    if device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    # The peers share the GPU
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     return threads
-
-
-def check_precision(precision: str) -> None:
-    """
-    Check that this version of TD3X has a precision.
-
-    :param precision: argument ``precision`` of TD3X
-    """
-    if precision == "float32":
-        return
-    from sb3_td3x import TD3X
-
-    if "precision" not in inspect.signature(TD3X).parameters:
-        raise SystemExit(f"--precision {precision} is not available: this TD3X has no argument precision")
 
 
 def describe_run(threads: int, precision: str) -> dict[str, Any]:
@@ -400,6 +398,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=at_least(1), help="threads of each worker (default: all processors)")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="precision of TD3X")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of all peers (default: cpu)")
+    parser.add_argument("--overlap", action="store_true", help="TD3X trains with overlap_updates=True")
     parser.add_argument(
         "--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], help="seeds of --solve (default: 1 2 3)"
     )
@@ -423,9 +423,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--peers floor is not allowed with --sweep and --solve, expected others")
     # Otherwise the workers would continue alone
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    threads = pin(args.threads)
-    report = describe_run(threads, args.precision)
-    check_precision(args.precision)
+    threads = pin(args.threads, args.device)
+    report = {"device": args.device, "overlap_updates": args.overlap, **describe_run(threads, args.precision)}
     args.out.mkdir(parents=True, exist_ok=True)
     options = Options(
         peers,
@@ -434,6 +433,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
         threads,
         args.precision,
+        args.device,
+        args.overlap,
     )
     if args.sweep:
         measure_sweep(args.sweep, options, report, args.out / f"{args.sweep}-{args.precision}.json")
@@ -441,7 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         solve(args.seeds, args.own_hyperparams, options, report, args.out / f"solve-{args.precision}.json")
     else:
         cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells or CELLS]
-        measure_cells(cells, options, report, args.out / f"cells-{args.precision}.json")
+        measure_cells(cells, options, report, args.out / f"cells-{args.device}-{args.precision}.json")
     print(f"\nAll figures: {args.out}")
 
 

@@ -26,6 +26,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_td3x import TD3X
+from sb3_td3x.buffers import PackedReplayBuffer
 
 LEARNING_STARTS = 100
 WARM_UP_UPDATES = 200
@@ -60,12 +61,13 @@ class Training:
 
     :param peer: name of the peer
     :param cell: the cell
-    :param precision: argument ``precision`` of TD3X
+    :param own_kwargs: arguments that only TD3X has
+    :param device: PyTorch device
     """
 
-    def __init__(self, peer: str, cell: Cell, precision: str):
+    def __init__(self, peer: str, cell: Cell, own_kwargs: dict[str, Any], device: str):
         self.cell = cell
-        self.model = make_model(peer, cell, precision)
+        self.model = make_model(peer, cell, own_kwargs, device)
         assert self.model.replay_buffer is not None
         fill(self.model.replay_buffer)
         self._learn(LEARNING_STARTS)
@@ -73,7 +75,9 @@ class Training:
         warm_up(self._learn, 2 * cell.n_envs * cell.train_freq)
 
     def advance(self, steps: int) -> int:
-        return self._learn(steps)
+        taken = self._learn(steps)
+        wait_for_gpu()
+        return taken
 
     def _learn(self, steps: int) -> int:
         """Train, and return the env steps until the end of the last rollout."""
@@ -90,6 +94,7 @@ class Updates(Training):
 
     def advance(self, steps: int) -> int:
         self.model.train(gradient_steps=steps, batch_size=self.cell.batch_size)
+        wait_for_gpu()
         return steps
 
     def figures(self) -> dict[str, Any]:
@@ -134,18 +139,18 @@ class Floor(UpdateFloor):
         return n_rollouts * self.cell.least_steps
 
 
-def make_model(peer: str, cell: Cell, precision: str) -> OffPolicyAlgorithm:
+def make_model(peer: str, cell: Cell, own_kwargs: dict[str, Any], device: str) -> OffPolicyAlgorithm:
     """
     Make the agent of a peer.
 
     :param peer: name of the peer
     :param cell: the cell
-    :param precision: argument ``precision`` of TD3X
+    :param own_kwargs: arguments that only TD3X has
+    :param device: PyTorch device; JAX takes a GPU where it has one
     :return: an agent, with the same hyperparameters for all peers
     """
     env = make_cell_env(cell)
     action_dim = env.action_space.shape[0]  # type: ignore[index]
-    own_kwargs = {} if peer != "td3x" or precision == "float32" else {"precision": precision}
     model: OffPolicyAlgorithm = algorithm(peer)(
         cell.policy,
         env,
@@ -163,8 +168,8 @@ def make_model(peer: str, cell: Cell, precision: str) -> OffPolicyAlgorithm:
         target_noise_clip=0.5,
         policy_kwargs={"net_arch": list(cell.net_arch), **cell.policy_kwargs},
         seed=0,
-        device="cpu",
-        **own_kwargs,
+        device=device,
+        **(own_kwargs if peer == "td3x" else {}),
         **cell.arguments,
     )
     return model
@@ -227,6 +232,12 @@ def fill(replay_buffer: ReplayBuffer) -> None:
     replay_buffer.full = True
 
 
+def wait_for_gpu() -> None:
+    """Finish the work that was launched, so that the time of a segment is its own."""
+    if th.cuda.is_available():
+        th.cuda.synchronize()
+
+
 def warm_up(advance: Callable[[int], int], chunk: int) -> None:
     """
     Advance until caches and thread pools have settled.
@@ -245,10 +256,11 @@ def replay_bytes(replay_buffer: ReplayBuffer | None) -> int:
     Return the memory of a replay buffer.
 
     :param replay_buffer: the replay buffer
-    :return: bytes of its arrays; arrays that share memory count once
+    :return: bytes of its arrays
     """
-    arrays = [array for array in vars(replay_buffer).values() if isinstance(array, np.ndarray)]
-    return sum(array.nbytes for array in arrays if array.base is None)
+    if isinstance(replay_buffer, PackedReplayBuffer):
+        return sum(block.nbytes for block in replay_buffer.blocks.values())
+    return sum(array.nbytes for array in vars(replay_buffer).values() if isinstance(array, np.ndarray))
 
 
 def peak_bytes() -> int | None:
@@ -273,12 +285,15 @@ def make_work(job: dict[str, Any]) -> Work:
     :return: the work, warmed up
     """
     peer, precision = job["peer"], job["precision"]
+    own_kwargs = {} if precision == "float32" else {"precision": precision}
     if "solve" in job:
-        return Solver(algorithm(peer), precision=precision if peer == "td3x" else "float32", **job["solve"])
+        return Solver(algorithm(peer), own_kwargs if peer == "td3x" else {}, **job["solve"])
     cell = Cell(**job["cell"])
     if peer == "floor":
         return (UpdateFloor if cell.updates_only else Floor)(cell, precision)
-    return (Updates if cell.updates_only else Training)(peer, cell, precision)
+    if job["overlap"]:
+        own_kwargs["overlap_updates"] = True
+    return (Updates if cell.updates_only else Training)(peer, cell, own_kwargs, job["device"])
 
 
 def main() -> None:

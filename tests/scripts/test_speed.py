@@ -172,7 +172,7 @@ def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.Mo
     for name, value in {"EVAL_FREQ": 20, "N_EVAL_EPISODES": 1, "THRESHOLD": -1e9}.items():
         monkeypatch.setattr(solve, name, value)
     entry = read_hyperparams(ROOT / "hyperparams" / "td3x.yml")
-    solver = solve.Solver(TD3, "float32", entry, seed=1)
+    solver = solve.Solver(TD3, {}, entry, seed=1)
     # After six decisions of three env steps each
     assert solver.advance(100) == 18
     figures = json.loads(json.dumps(solver.figures()))
@@ -184,27 +184,22 @@ def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.Mo
     assert figures["train_seconds"] > 0
 
 
-def test_precision_that_td3x_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sb3_td3x.TD3X", lambda policy, env: None)
-    with pytest.raises(SystemExit, match="--precision bfloat16 is not available"):
-        speed.check_precision("bfloat16")
-
-
 @pytest.mark.slow
 def test_a_tiny_run(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "speed.py"), "--cells", "pendulum-64", "--threads", "1"]
-    options = ["--peers", "td3x", "sb3", "--reps", "2", "--steps", "20", "--out", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark" / "speed.py"), "--cells", "pendulum-64", "--threads", "1"]
+    options = ["--peers", "td3x", "sb3", "--reps", "2", "--steps", "20", "--overlap", "--out", str(tmp_path)]
     process = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines()[2].startswith("| pendulum-64 | ")
-    report = json.loads((tmp_path / "cells-float32.json").read_text())
+    report = json.loads((tmp_path / "cells-cpu-float32.json").read_text())
     (cell,) = report["cells"]
     assert [len(cell["segments"][peer]) for peer in ("td3x", "sb3")] == [2, 2]
     assert all(segment["steps"] == 20 for segments in cell["segments"].values() for segment in segments)
     assert cell["figures"]["td3x"]["replay_bytes"] <= cell["figures"]["sb3"]["replay_bytes"]
     assert report["threads"] == 1
+    assert report["overlap_updates"] is True
     assert report["machine"]["versions"]["sb3-td3x"]
-    assert (tmp_path / "cells-float32.png").stat().st_size > 0
+    assert (tmp_path / "cells-cpu-float32.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "long"])

@@ -20,7 +20,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 from sb3_td3x.checkpoint.folder import newest_whole_checkpoint
 from sb3_td3x.schedules import SimpleLinearSchedule
 from sb3_td3x.shaping import RewardScale
@@ -218,7 +218,7 @@ def test_folder_of_checkpoints(tmp_path: Path) -> None:
     Path(manager.save_path).mkdir(parents=True)
     (Path(manager.save_path) / "0.monitor.csv").write_text("12345")
     TD3X("MlpPolicy", counting_vec_env(1), **tiny()).learn(20, checkpoint)
-    assert read_state(newest_whole_checkpoint(tmp_path / "elsewhere"))["monitor_sizes"] == {"0.monitor.csv": 5}
+    assert newest_whole_checkpoint(tmp_path / "elsewhere").state["monitor_sizes"] == {"0.monitor.csv": 5}
 
     manager = make_manager(tmp_path, save_freq=100)
     manager.callbacks = [ResumableCheckpoint(save_freq=7)]
