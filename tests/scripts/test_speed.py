@@ -186,7 +186,14 @@ def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_tiny_run(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "benchmark" / "speed.py"), "--cells", "pendulum-64", "--threads", "1"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "benchmark" / "speed.py"),
+        "--cells",
+        "pendulum-64",
+        "--threads",
+        "1",
+    ]
     options = ["--peers", "td3x", "sb3", "--reps", "2", "--steps", "20", "--overlap", "--out", str(tmp_path)]
     process = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
