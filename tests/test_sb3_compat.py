@@ -104,7 +104,7 @@ def test_agent_of_sb3_predicts_the_same_and_continues(case: str) -> None:
     td3x = TD3X.load(zip_of(sb3), env=sb3.env, device="cpu", trusted=case == "function as schedule")
     assert_same_predictions(sb3, td3x)
     assert_same_agent(sb3, td3x)
-    assert isinstance(td3x.replay_buffer, type(sb3.replay_buffer))
+    assert isinstance(td3x.replay_buffer, HerReplayBuffer) == isinstance(sb3.replay_buffer, HerReplayBuffer)
     # SB3 continues from the same zip
     again = type(sb3).load(zip_of(sb3), env=sb3.env, device="cpu")
     train_on_same_data([again, td3x], sb3)

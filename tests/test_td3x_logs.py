@@ -39,7 +39,7 @@ def test_tensorboard(tmp_path: pathlib.Path, n_envs: int) -> None:
     assert {
         *("train/actor_loss", "train/critic_loss", "train/q_mean", "train/learning_rate", "train/qf_learning_rate"),
         *("train/updates_per_env_step", "rollout/action_noise_scale", "rollout/shaped_reward_mean"),
-        *("rollout/ep_rew_mean", "rollout/ep_len_mean", "time/fps"),
+        *("rollout/ep_rew_mean", "rollout/ep_len_mean", "rollout/saturated_actions", "time/fps"),
     } == set(events.Tags()["scalars"])
     last = {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
     assert last["train/updates_per_env_step"] == pytest.approx(1 / n_envs)

@@ -5,7 +5,7 @@ They keep a small file from taking a lot of memory. A file may still take as muc
 """
 
 # Total size of a zip file's members: this many bytes, or this multiple of the file's size
-MAX_UNCOMPRESSED_BYTES = 64 * 2**20
+MAX_UNCOMPRESSED_BYTES = 16 * 2**20
 MAX_COMPRESSION_RATIO = 20
 
 # Attributes of an agent, as JSON or as a pickle; `trusted=True` lifts this one

@@ -1,15 +1,21 @@
 """Files are replaced as a whole or not at all."""
 
+import errno
+import multiprocessing
 import os
 import pathlib
 import resource
 import signal
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
+from filelock import FileLock
+from processes import HOLD_LOCK
 
-from sb3_td3x.files.atomic import TEMPORARY_PATTERN, atomic_write
+from sb3_td3x.files.atomic import TEMPORARY_PATTERN, atomic_write, lock_folder
 
 ENDLESS_WRITER = """
 import sys
@@ -104,3 +110,34 @@ def test_a_kill_leaves_a_whole_file(tmp_path: pathlib.Path) -> None:
     for partial in tmp_path.glob(TEMPORARY_PATTERN):
         partial.unlink()
     assert os.listdir(tmp_path) == ["agent.zip"]
+
+
+def test_lock_is_held_until_its_last_holder_releases_it(tmp_path: pathlib.Path) -> None:
+    """Processes that were forked meanwhile do not hold it: they may outlive a killed training."""
+    outer, inner = lock_folder(tmp_path), lock_folder(tmp_path)
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    fork.start()
+    inner.release()
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
+    process = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    assert "is in use by another process" in process.stderr
+    outer.release()
+    try:
+        assert subprocess.run(command, input="", text=True, check=False).returncode == 0
+    finally:
+        fork.kill()
+        fork.join()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "Disk quota exceeded"), NotImplementedError("no flock")])
+def test_folder_that_cannot_be_locked_is_used_without_a_lock(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    lock_folder(tmp_path / "not there").release()
+    assert not (tmp_path / "not there").exists()
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    with pytest.warns(UserWarning, match="cannot be locked against other processes: .*(quota|flock)"):
+        lock_folder(tmp_path).release()

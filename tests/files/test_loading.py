@@ -16,12 +16,13 @@ from envs import CountingEnv, counting_vec_env, tiny
 from sb3_contrib import TQC, CrossQ
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_td3x import TD3X
+from sb3_td3x.buffers import PackedReplayBuffer
 from sb3_td3x.shaping import RewardScale, ShapingBatch
 
 # Files that are no agents
@@ -345,7 +346,7 @@ def test_zoo_s_continued_training_loads_with_its_hyperparameters(tmp_path: pathl
     assert loaded.qf_lr_schedule(1.0) == 2e-3
     assert loaded.train_freq.frequency == 2  # type: ignore[union-attr]
     assert (loaded.gamma, loaded.batch_size, loaded.policy_delay) == (0.9, 8, 4)
-    assert isinstance(loaded.replay_buffer, NStepReplayBuffer)
+    assert isinstance(loaded.replay_buffer, PackedReplayBuffer)
     assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (2, 0.9)
     np.testing.assert_allclose(loaded.replay_buffer.rewards[:4, 0], 0.5 * np.arange(1, 5) + 1)
     assert isinstance(loaded.action_noise, VectorizedActionNoise)
@@ -355,13 +356,12 @@ def test_zoo_s_continued_training_loads_with_its_hyperparameters(tmp_path: pathl
 def test_gamma_of_a_loaded_agent_reaches_its_n_step_buffer() -> None:
     model = make(n_steps=3, gamma=0.9)
     loaded = TD3X.load(zip_of(model), gamma=0.5)
-    assert isinstance(loaded.replay_buffer, NStepReplayBuffer)
+    assert isinstance(loaded.replay_buffer, PackedReplayBuffer)
     assert loaded.replay_buffer.gamma == 0.5
     sb3 = TD3("MlpPolicy", CountingEnv(), **tiny(n_steps=3, gamma=0.9))
     loaded = TD3X.load(zip_of(sb3), gamma=0.5, n_steps=2)
-    assert isinstance(loaded.replay_buffer, NStepReplayBuffer)
+    assert isinstance(loaded.replay_buffer, PackedReplayBuffer)
     assert (loaded.replay_buffer.gamma, loaded.replay_buffer.n_steps) == (0.5, 2)
-    assert not isinstance(TD3X.load(zip_of(sb3), n_steps=1).replay_buffer, NStepReplayBuffer)
 
 
 @pytest.mark.parametrize("algorithm", [TD3, TD3X])
