@@ -8,7 +8,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import BaseBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
@@ -378,6 +378,41 @@ class PackedReplayBuffer(NStepReplayBuffer):
                 stacklevel=2,
             )
             return self._host_blocks
+
+    def to_sb3(self) -> ReplayBuffer:
+        """
+        Copy the transitions into a replay buffer of SB3, for use where sb3_td3x is not installed::
+
+            save_to_pkl("replay_buffer.pkl", model.replay_buffer.to_sb3())
+
+        :return: the replay buffer
+        :raises ValueError: SB3 has no replay buffer for Dict observations with n-step returns or with
+            ``optimize_memory_usage``
+        """
+        options: dict[str, Any] = {"handle_timeout_termination": self.handle_timeout_termination}
+        buffer_class: type[ReplayBuffer] = ReplayBuffer
+        if None not in self.keys:
+            if self.n_steps > 1 or self.optimize_memory_usage:
+                raise ValueError("SB3 stores Dict observations without n-step returns and optimize_memory_usage only")
+            buffer_class = DictReplayBuffer
+        elif self.n_steps > 1:
+            buffer_class = NStepReplayBuffer
+            options.update(n_steps=self.n_steps, gamma=self.gamma)
+        replay_buffer = buffer_class(
+            self.buffer_size * self.n_envs,
+            self.observation_space,
+            self.action_space,
+            self.device,
+            self.n_envs,
+            self.optimize_memory_usage,
+            **options,
+        )
+        for name, column in self.columns.items():
+            array, _, key = name.partition(".")
+            target = getattr(replay_buffer, array)
+            (target[key] if key else target)[...] = column
+        replay_buffer.pos, replay_buffer.full = self.pos, self.full
+        return replay_buffer
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in REBUILT}

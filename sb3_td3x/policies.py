@@ -164,6 +164,21 @@ def _stack(layers: list[Any]) -> StackedLinear | StackedLayerNorm | Elementwise:
     return Elementwise(layers[0])
 
 
+def _view(layer: nn.Module, critic: int) -> nn.Module:
+    """Return the layer of one critic, with the same memory."""
+    if isinstance(layer, Elementwise):
+        return layer.activation
+    assert isinstance(layer, StackedLinear | StackedLayerNorm)
+    view: nn.Linear | nn.LayerNorm
+    if isinstance(layer, StackedLinear):
+        view = nn.utils.skip_init(nn.Linear, layer.weight.shape[2], layer.weight.shape[1])
+    else:
+        view = nn.LayerNorm(layer.weight.shape[1:], eps=layer.eps)
+    view.weight = nn.Parameter(layer.weight.detach()[critic], requires_grad=False)
+    view.bias = nn.Parameter(layer.bias.detach()[critic], requires_grad=False)
+    return view
+
+
 class CriticEnsemble(BaseModel):
     """
     The critics Q_1 ... Q_n of TD3 (Fujimoto et al. 2018, algorithm 1), all computed at once.
@@ -260,6 +275,18 @@ class CriticEnsemble(BaseModel):
         for layer in self.layers:
             x = layer.first(x)  # type: ignore[operator]
         return x
+
+    @property
+    def q_networks(self) -> list[nn.Sequential]:
+        """The critics in the form of SB3's networks, to read: they share the weights, and take no gradients"""
+        return [nn.Sequential(*(_view(layer, critic) for layer in self.layers)) for critic in range(self.n_critics)]
+
+    def __getattr__(self, name: str) -> Any:
+        # SB3's critics are also attributes, qf0, qf1, ...
+        index = name.removeprefix("qf")
+        if index != name and index.isdecimal() and int(index) < self.n_critics:
+            return self.q_networks[int(index)]
+        return super().__getattr__(name)
 
     def sb3_parameters(self) -> list[tuple[nn.Parameter, int | None]]:
         """

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -333,3 +335,20 @@ def test_arrays_stay_views_of_the_rows() -> None:
     loaded.rewards[:] = 9
     assert (loaded.sample(4).rewards == 9).all()
     assert buffer.rewards[0] == 7
+
+
+@pytest.mark.parametrize("space", ["float32", "float64", "image", "discrete", "dict"])
+@pytest.mark.parametrize("kwargs", [{}, {"n_steps": 3, "gamma": 0.9}, SMALL_MEMORY], ids=["plain", "n-step", "small"])
+def test_conversion_to_sb3(space: str, kwargs: dict[str, Any], tmp_path: Path) -> None:
+    """SB3's agent loads the converted buffer, and draws the same batches."""
+    packed = make_buffer(PackedReplayBuffer, 20, 2, SPACES[space], **kwargs)
+    fill(packed, 13)
+    if space == "dict" and kwargs:
+        with pytest.raises(ValueError, match="SB3 stores Dict observations without n-step returns"):
+            packed.to_sb3()
+        return
+    save_to_pkl(tmp_path / "buffer.pkl", packed.to_sb3())
+    sb3 = load_from_pkl(tmp_path / "buffer.pkl")
+    assert type(sb3).__module__.startswith("stable_baselines3.")
+    for expected, actual in zip(batches(sb3), batches(packed), strict=True):
+        assert_same_batches(expected, actual, 1e-6)

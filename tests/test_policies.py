@@ -138,6 +138,24 @@ def test_critics_return_values_as_in_sb3(n_critics: int) -> None:
         assert parameter.grad[-1].any()
 
 
+@pytest.mark.lowest_sb3
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_critics_as_networks_of_sb3(layer_norm: bool) -> None:
+    """``q_networks`` and ``qf0`` have the structure of SB3's, and follow the weights."""
+    critic = make_policy(layer_norm=layer_norm, n_critics=2).critic
+    obs, actions = random_batch()
+    with th.no_grad():
+        critic.layers[0].bias += 1
+        values = critic(obs, actions)
+        for network, value in zip(critic.q_networks, values, strict=True):
+            th.testing.assert_close(network(th.cat([obs, actions], dim=1)), value)
+    state = critic.qf1.state_dict()
+    assert {f"qf1.{name}" for name in state} == {name for name in critic.state_dict() if name.startswith("qf1.")}
+    assert not [name for name in critic.state_dict() if "q_networks" in name]
+    with pytest.raises(AttributeError, match="qf2"):
+        _ = critic.qf2
+
+
 def test_gradient_through_q1_reaches_actions() -> None:
     """Compare dQ1/da, which the deterministic policy gradient needs, with finite differences."""
     critic = make_policy(activation_fn=nn.Tanh).critic.double()

@@ -286,8 +286,8 @@ def read_agent(
         print(agent.texts.get("system_info.txt", "unknown"))
     unsaved = {*model._excluded_save_params()}
     is_plain = agent.data.keys() - agent.pickles.keys()
-    given = {name: value for name, value in (arguments or {}).items() if name not in is_plain}
     known = {*agent.data, *vars(model), *_NEEDED} - unsaved
+    given = {name: value for name, value in (arguments or {}).items() if name in known - is_plain}
     given.update((name, value) for name, value in (custom_objects or {}).items() if name in known)
     with refusing(agent.name):
         needed = [name for name in agent.data if name not in unsaved | given.keys()]

@@ -83,7 +83,7 @@ def test_nan_comes_back() -> None:
 @pytest.mark.parametrize(
     "value",
     [lambda: None, object(), {1: 2}, {"__type__": "tuple"}, b"bytes", np.array([None]), type("Own", (nn.ReLU,), {})],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_only_a_pickle_can_hold(value: Any) -> None:
     for nested in (value, [value], {"x": (value,)}):
