@@ -1,7 +1,7 @@
 """
-What a checkpoint costs with a full replay buffer of a million transitions of BipedalWalker.
+Measure what a checkpoint costs, with a full replay buffer of a million transitions of BipedalWalker::
 
-    python scripts/benchmark_checkpoint.py
+    python scripts/benchmark/checkpoint.py
 """
 
 import argparse
@@ -15,15 +15,16 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_td3x import TD3X
 from sb3_td3x.buffers import PackedReplayBuffer
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint
+from sb3_td3x.checkpoint import ResumableCheckpoint
 
 
 def main() -> None:
+    """Measure checkpoints and print the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transitions", type=int, default=1_000_000, help="size of the replay buffer, which is full")
+    parser.add_argument("--transitions", type=int, default=1_000_000, help="size of the full replay buffer")
     parser.add_argument("--save-freq", type=int, default=10_000, help="env timesteps between two checkpoints")
-    parser.add_argument("--checkpoints", type=int, default=20, help="how many to time")
-    parser.add_argument("--steps", type=int, default=500, help="how many env timesteps of training to time")
+    parser.add_argument("--checkpoints", type=int, default=20, help="number of checkpoints to measure")
+    parser.add_argument("--steps", type=int, default=500, help="env timesteps of training to measure")
     args = parser.parse_args()
 
     env = make_vec_env("BipedalWalker-v3", seed=0)
@@ -47,7 +48,7 @@ def main() -> None:
         callback.init_callback(model)
         callback.on_training_start({"callback": callback}, {})
         for _ in range(args.checkpoints + 1):
-            # As if so many steps had been taken
+            # Pretend that the training took so many steps
             replay_buffer.pos = (replay_buffer.pos + args.save_freq) % args.transitions
             model.num_timesteps += args.save_freq
             start = time.perf_counter()

@@ -1,7 +1,7 @@
 """
-Train for long with checkpoints, and look whether memory, file descriptors or processes grow.
+Train for a long time with checkpoints, and print whether memory, file descriptors or processes grow::
 
-    python scripts/soak.py --steps 2000000
+    python scripts/endurance/soak.py --steps 2000000
 """
 
 import argparse
@@ -16,17 +16,17 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from options import at_least
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint
+from sb3_td3x.checkpoint import ResumableCheckpoint
+from sb3_td3x.studies.options import at_least
 
 
 class TrivialEnv(gym.Env[np.ndarray, np.ndarray]):
-    """Nothing happens, in episodes of 100 steps."""
+    """An env that does nothing, in episodes of 100 steps."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
@@ -43,20 +43,20 @@ class TrivialEnv(gym.Env[np.ndarray, np.ndarray]):
 
 class Usage(BaseCallback):
     """
-    Prints what the process uses, and keeps it.
+    Print and record what the process uses.
 
-    :param every: env timesteps between two looks
+    :param every: env timesteps between two measurements
     """
 
     def __init__(self, every: int) -> None:
         super().__init__()
         self.every = every
-        self.looks: list[tuple[int, int, int]] = []
+        self.measurements: list[tuple[int, int, int]] = []
 
     def _on_step(self) -> bool:
         if self.num_timesteps // self.every > (self.num_timesteps - self.model.n_envs) // self.every:
-            self.looks.append(usage())
-            rss, descriptors, processes = self.looks[-1]
+            self.measurements.append(usage())
+            rss, descriptors, processes = self.measurements[-1]
             print(
                 f"{self.num_timesteps} steps: {rss / 2**20:.1f} MiB, {descriptors} descriptors, {processes} processes",
                 flush=True,
@@ -66,6 +66,8 @@ class Usage(BaseCallback):
 
 def usage() -> tuple[int, int, int]:
     """
+    Measure what the process uses.
+
     :return: resident memory in bytes, open file descriptors, and living child processes
     """
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -77,14 +79,15 @@ def usage() -> tuple[int, int, int]:
 
 
 def main() -> None:
+    """Train, and print what has grown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=at_least(20), default=2_000_000, help="env timesteps")
-    parser.add_argument("--n-envs", type=at_least(1), default=8, help="number of envs, each in a process of its own")
+    parser.add_argument("--n-envs", type=at_least(1), default=8, help="number of envs, each in a separate process")
     parser.add_argument("--save-freq", type=at_least(1), default=10_000, help="env timesteps between two checkpoints")
     args = parser.parse_args()
 
     th.set_num_threads(1)
-    # Every row of it is touched in the first tenth
+    # Full after the first tenth
     buffer_size = args.steps // 20
     start, before = time.monotonic(), usage()
     env = SubprocVecEnv([lambda: Monitor(TrivialEnv())] * args.n_envs, "fork")
@@ -97,15 +100,15 @@ def main() -> None:
         policy_kwargs={"net_arch": [8]},
         device="cpu",
     )
-    look = Usage(args.steps // 20)
+    callback = Usage(args.steps // 20)
     with tempfile.TemporaryDirectory() as folder:
-        model.learn(args.steps, [look, ResumableCheckpoint(folder, args.save_freq)])
+        model.learn(args.steps, [callback, ResumableCheckpoint(folder, args.save_freq)])
     env.close()
-    # Python's objects of the processes hold two descriptors each
-    del env, model, look.model, look.locals
+    # Each process object of Python holds two descriptors
+    del env, model, callback.model, callback.locals
     gc.collect()
     # The first tenth is warm-up
-    first, last, after = look.looks[1], look.looks[-1], usage()
+    first, last, after = callback.measurements[1], callback.measurements[-1], usage()
     print(f"{args.steps} steps with {args.n_envs} envs in {time.monotonic() - start:.0f} s")
     print(f"memory: {100 * (last[0] / first[0] - 1):+.2f}% since the first tenth")
     print(

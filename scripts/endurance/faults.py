@@ -1,8 +1,7 @@
 """
-End trainings by faults at random places, and look whether each shows the right error and leaves a checkpoint that the
-training can go on from.
+End trainings by faults at random steps, and check that each raises the right error and can be resumed::
 
-    python scripts/fault_test.py --faults 100
+    python scripts/endurance/faults.py --faults 100
 """
 
 import argparse
@@ -30,15 +29,15 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint
+from sb3_td3x.checkpoint import ResumableCheckpoint
 
-# So that a child starts in milliseconds, with everything imported
+# A forked child has everything imported
 CONTEXT = multiprocessing.get_context("fork")
 STEPS, SAVE_FREQ, N_ENVS = 300, 50, 2
 
 
 class InjectedError(Exception):
-    """What a fault raises."""
+    """The error of a fault."""
 
 
 class FaultyEnv(gym.Wrapper):
@@ -46,7 +45,7 @@ class FaultyEnv(gym.Wrapper):
     Pendulum with a fault.
 
     :param fault: the fault
-    :param at: in which step of its life; of a fault of ``reset``, in the first reset from then on
+    :param at: number of the step with the fault; for a fault of ``reset``, the first reset after that step
     """
 
     def __init__(self, fault: str, at: int) -> None:
@@ -84,7 +83,7 @@ class FaultyCallback(BaseCallback):
     A callback with a fault.
 
     :param action: the fault
-    :param at: in which call
+    :param at: number of the call
     """
 
     def __init__(self, action: Callable[[], Any], at: int) -> None:
@@ -98,15 +97,16 @@ class FaultyCallback(BaseCallback):
 
 
 def throw() -> None:
+    """Raise the error of a fault."""
     raise InjectedError
 
 
 def fill_disk() -> None:
-    """Make every longer file fail as on a full disk."""
+    """Let longer files fail as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 
 
-# Faults, and what each has to end in
+# Faults, and how a training with each must end
 FAULTS: dict[str, str] = {
     "observation of NaN": "ValueError: The observation of env",
     "infinite reward": "ValueError: The reward of env",
@@ -125,15 +125,17 @@ FAULTS: dict[str, str] = {
     "killed": "signal 9",
 }
 
-# Those that leave no chance to save, or nothing that should be saved
+# Faults after which nothing can or should be saved
 WITHOUT_SAVING = ("networks of NaN", "disk full", "killed")
 
 
 def make_envs(fault: str, at: int) -> VecEnv:
     """
-    :param fault: the fault, for the second env
-    :param at: when
-    :return: two envs
+    Make two envs, the second with a fault.
+
+    :param fault: the fault
+    :param at: number of the step with the fault
+    :return: the envs
     """
     functions: list[Callable[[], gym.Env]] = [
         lambda: Monitor(FaultyEnv("none", 0)),
@@ -144,10 +146,12 @@ def make_envs(fault: str, at: int) -> VecEnv:
 
 def train(fault: str, at: int, folder: Path, pipe: Connection) -> None:
     """
+    Train until the fault.
+
     :param fault: the fault
-    :param at: after how many steps of each env
-    :param folder: where to save
-    :param pipe: where to tell the error
+    :param at: number of the step with the fault
+    :param folder: the folder of the checkpoints
+    :param pipe: receives the error
     """
     th.set_num_threads(1)
     model: TD3X | None = None
@@ -194,10 +198,12 @@ def train(fault: str, at: int, folder: Path, pipe: Connection) -> None:
         pipe.send("".join(traceback.format_exception_only(error)).strip().removeprefix("__main__."))
 
 
-def go_on(folder: Path, pipe: Connection) -> None:
+def resume(folder: Path, pipe: Connection) -> None:
     """
-    :param folder: where the training was saved
-    :param pipe: where to tell the timesteps at which it went on
+    Resume a training.
+
+    :param folder: the folder of the checkpoints
+    :param pipe: receives the timestep of the checkpoint
     """
     th.set_num_threads(1)
     model = TD3X.resume(folder, make_envs("none", 0), device="cpu", reward_shaping=None)
@@ -211,54 +217,58 @@ def go_on(folder: Path, pipe: Connection) -> None:
 
 def in_process(target: Callable[..., None], *args: Any) -> tuple[Any, int]:
     """
-    :param target: what to run
-    :param args: its arguments but for the last, the pipe
-    :return: what it told, and its exit code
+    Call a function in another process.
+
+    :param target: the function
+    :param args: its arguments but the last, a pipe
+    :return: what it sent through the pipe, and the exit code of the process
     """
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=target, args=(*args, sender))
     process.start()
     sender.close()
-    told = None
+    received = None
     with contextlib.suppress(EOFError):
-        told = receiver.recv()
+        received = receiver.recv()
     process.join()
     assert process.exitcode is not None
-    return told, process.exitcode
+    return received, process.exitcode
 
 
 def main(argv: list[str] | None = None) -> int:
     """
-    :param argv: arguments, by default those of the process
+    Train with all faults in turn.
+
+    :param argv: arguments of the command line; None: those of the process
     :return: number of faults that did not end as they should
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=100, help="number of faults")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the places")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the steps with faults")
     args = parser.parse_args(argv)
 
-    # Imports some 1,500 modules of PyTorch, once for all children
+    # Import PyTorch's optimizers once for all children
     th.optim.Adam([th.nn.Parameter(th.zeros(1))])
     rng = random.Random(args.seed)
     counts: Counter[str] = Counter()
     wrong = 0
     for idx in range(args.faults):
         fault = list(FAULTS)[idx % len(FAULTS)]
-        # Some resets and checkpoints from the end
+        # Far enough from the end for a reset after it
         at = rng.randint(1, STEPS // N_ENVS - 30)
         with tempfile.TemporaryDirectory() as name:
-            told, exit_code = in_process(train, fault, at, Path(name))
-            ended = f"signal {-exit_code}" if exit_code < 0 else str(told)
-            # What was stored before the step of the fault
+            error, exit_code = in_process(train, fault, at, Path(name))
+            ended = f"signal {-exit_code}" if exit_code < 0 else str(error)
+            # Transitions that were stored before the fault
             lowest = (at - 1) * N_ENVS
             if fault in WITHOUT_SAVING:
                 lowest = lowest // SAVE_FREQ * SAVE_FREQ
-            saved = in_process(go_on, Path(name))[0] if lowest > 0 else 0
+            saved = in_process(resume, Path(name))[0] if lowest > 0 else 0
             good = ended.startswith(FAULTS[fault]) and saved is not None and saved >= lowest
         counts[f"{fault}: {'good' if good else 'WRONG'}"] += 1
         if not good:
             wrong += 1
-            print(f"{fault} at step {at}: ended in {ended!r}, went on at {saved}", flush=True)
+            print(f"{fault} at step {at}: ended in {ended!r}, resumed at {saved}", flush=True)
     for line, count in sorted(counts.items()):
         print(f"{count:4d} {line}")
     return wrong

@@ -1,8 +1,9 @@
 """
-Kill trainings at random moments, resume them, and look whether anything was lost but what came after the last
-checkpoint. Exact runs must end with the parameters of the run that was never killed.
+Kill trainings at random moments, resume them, and check that nothing is lost but what came after the last checkpoint::
 
-    python scripts/kill_test.py --kills 200
+    python scripts/endurance/kills.py --kills 200
+
+Exact trainings must end with the parameters of a training that was never killed.
 """
 
 import argparse
@@ -31,24 +32,24 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint.callback import ResumableCheckpoint, read_state
+from sb3_td3x.checkpoint import ResumableCheckpoint
 from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.checkpoint.logs import cut_monitor_files
 from sb3_td3x.files.atomic import TEMPORARY_PATTERN
 
-# So that a child starts in milliseconds, with everything imported
+# A forked child has everything imported
 CONTEXT = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Setting:
     """
-    A kind of run.
+    A kind of training.
 
     :param name: its name
     :param n_envs: number of envs
-    :param in_processes: whether each env has a process of its own
-    :param exact: as of ``ResumableCheckpoint``
+    :param in_processes: whether each env runs in a separate process
+    :param exact: argument of ``ResumableCheckpoint``
     """
 
     name: str
@@ -75,9 +76,11 @@ FAILURES = (
 
 def make_envs(setting: Setting, folder: Path) -> VecEnv:
     """
-    :param setting: the kind of run
-    :param folder: the folder of the run, for the Monitors' files
-    :return: normalised Pendulums
+    Make the envs: normalized Pendulums.
+
+    :param setting: the kind of training
+    :param folder: the folder of the training, where each ``Monitor`` writes
+    :return: the envs
     """
 
     def make_env(rank: int) -> gym.Env:
@@ -91,20 +94,20 @@ def make_envs(setting: Setting, folder: Path) -> VecEnv:
 
 def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Connection) -> None:
     """
-    Train from the newest checkpoint on, or from the start.
+    Train from the newest checkpoint, or from the start.
 
-    :param setting: the kind of run
-    :param folder: the folder of the run
-    :param steps: env timesteps of the whole run
-    :param save_freq: as of ``ResumableCheckpoint``
-    :param pipe: where to tell the timestep of each checkpoint, once it is written, and the checksum of the parameters
-        at the end
+    :param setting: the kind of training
+    :param folder: the folder of the training
+    :param steps: env timesteps of the whole training
+    :param save_freq: argument of ``ResumableCheckpoint``
+    :param pipe: receives "training" at the start, "saving" before each checkpoint, the timestep of each checkpoint that
+        was written, and the checksum of the parameters at the end
     """
     os.setpgrp()
     th.set_num_threads(1)
     checkpoints = folder / "checkpoints"
 
-    class Told(ResumableCheckpoint):
+    class ReportingCheckpoint(ResumableCheckpoint):
         def _on_training_start(self) -> None:
             super()._on_training_start()
             pipe.send("training")
@@ -117,7 +120,7 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
             return saved
 
     if list_checkpoints(checkpoints):
-        cut_monitor_files(folder, read_state(newest_whole_checkpoint(checkpoints))["monitor_sizes"])
+        cut_monitor_files(folder, newest_whole_checkpoint(checkpoints).state["monitor_sizes"])
         model = TD3X.resume(checkpoints, make_envs(setting, folder))
     else:
         for path in folder.glob("*.csv"):
@@ -126,7 +129,7 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
             "MlpPolicy",
             make_envs(setting, folder),
             learning_starts=100,
-            # Smaller than the run is long, so that the ring is overwritten
+            # Smaller than the training is long, so that rows are overwritten
             buffer_size=400,
             batch_size=16,
             train_freq=2,
@@ -137,7 +140,7 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
             seed=1,
             device="cpu",
         )
-    callback = Told(checkpoints, save_freq, exact=setting.exact, verbose=0)
+    callback = ReportingCheckpoint(checkpoints, save_freq, exact=setting.exact, verbose=0)
     model.learn(steps - model.num_timesteps, callback, reset_num_timesteps=not model.num_timesteps)
     digest = hashlib.sha256()
     for parameter in model.policy.state_dict().values():
@@ -149,31 +152,33 @@ def run_until_killed(
     setting: Setting, folder: Path, args: argparse.Namespace, rng: random.Random | None
 ) -> tuple[int, str | None]:
     """
-    :param setting: the kind of run
-    :param folder: the folder of the run
-    :param args: ``steps`` and ``save_freq``
-    :param rng: decides the moment of the kill, every second time while a checkpoint is written; None: no kill
-    :return: timestep of the last checkpoint that was surely written, and the result if the run ended before
+    Train in another process, and kill it.
+
+    :param setting: the kind of training
+    :param folder: the folder of the training
+    :param args: ``steps``, ``save_freq`` and ``seconds``
+    :param rng: draws the moment of the kill, every second time while a checkpoint is written; None: no kill
+    :return: timestep of the last checkpoint that was reported, and the checksum if the training ended before the kill
     """
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=train, args=(setting, folder, args.steps, args.save_freq, sender))
     process.start()
     sender.close()
-    told: list[int | str] = []
+    reports: list[int | str] = []
 
     def read_until(word: str | None, count: int = 1) -> None:
         with contextlib.suppress(EOFError):
-            while word is None or told.count(word) < count:
-                told.append(receiver.recv())
+            while word is None or reports.count(word) < count:
+                reports.append(receiver.recv())
 
     if rng is not None:
-        # Some lives see no checkpoint, others a few
+        # Some processes are killed before their first checkpoint, others after a few
         n_saves = rng.randint(0, 4)
         while_saving = n_saves > 0 and rng.random() < 0.5
         read_until("saving" if n_saves else "training", max(n_saves, 1))
         time.sleep(rng.uniform(0, 0.03 if while_saving else args.seconds))
         process.kill()
-        # After a fork the processes of SB3's envs hold each other's pipes open, and would stay
+        # Forked processes of the envs hold each other's pipes open, and would not end
         process.join()
         assert process.pid is not None
         with contextlib.suppress(ProcessLookupError):
@@ -181,26 +186,28 @@ def run_until_killed(
     read_until(None)
     process.join()
     if process.exitcode not in (0, -9):
-        raise SystemExit(f"{setting.name}: a resumed run ended with exit code {process.exitcode}")
-    steps = [entry for entry in told if isinstance(entry, int)]
-    digests = [entry for entry in told if isinstance(entry, str) and entry not in ("training", "saving")]
+        raise SystemExit(f"{setting.name}: a resumed training ended with exit code {process.exitcode}")
+    steps = [entry for entry in reports if isinstance(entry, int)]
+    digests = [entry for entry in reports if isinstance(entry, str) and entry not in ("training", "saving")]
     return max(steps, default=0), digests[0] if digests else None
 
 
 def main(argv: list[str] | None = None) -> Counter[str]:
     """
-    :param argv: arguments, by default those of the process
-    :return: the counts
+    Kill trainings until there are enough kills.
+
+    :param argv: arguments of the command line; None: those of the process
+    :return: counts of what happened
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="number of SIGKILLs")
-    parser.add_argument("--steps", type=int, default=1000, help="env timesteps of a run")
+    parser.add_argument("--steps", type=int, default=1000, help="env timesteps of a training")
     parser.add_argument("--save-freq", type=int, default=100, help="env timesteps between two checkpoints")
     parser.add_argument("--seconds", type=float, default=0.5, help="longest time from a checkpoint to a kill")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     args = parser.parse_args(argv)
 
-    # Imports some 1,500 modules of PyTorch, once for all children
+    # Import PyTorch's optimizers once for all children
     th.optim.Adam([th.nn.Parameter(th.zeros(1))])
     rng = random.Random(args.seed)
     counts: Counter[str] = Counter()
@@ -216,10 +223,10 @@ def main(argv: list[str] | None = None) -> Counter[str]:
             folder = Path(name)
             result, written = None, 0
             while result is None:
-                # After enough kills the last runs are let end
-                told, result = run_until_killed(setting, folder, args, rng if counts["kills"] < args.kills else None)
+                # After enough kills the last training may end
+                saved, result = run_until_killed(setting, folder, args, rng if counts["kills"] < args.kills else None)
                 counts["kills"] += result is None
-                written = max(written, told)
+                written = max(written, saved)
                 counts["kills while saving"] += any(folder.rglob(TEMPORARY_PATTERN))
                 if written:
                     with warnings.catch_warnings(record=True) as damage:
@@ -227,7 +234,7 @@ def main(argv: list[str] | None = None) -> Counter[str]:
                         checkpoint = newest_whole_checkpoint(folder / "checkpoints")
                     counts["damaged checkpoints"] += len(damage)
                     counts["resumed"] += 1
-                    counts["lost checkpoints"] += read_state(checkpoint)["num_timesteps"] < written
+                    counts["lost checkpoints"] += checkpoint.state["num_timesteps"] < written
             counts["runs"] += 1
             if setting.exact:
                 counts["exact runs"] += 1

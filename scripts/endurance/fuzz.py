@@ -1,0 +1,352 @@
+"""
+Change files at random, and check that each reader reads or refuses them: with a ``ValueError`` of one line, in limited
+time and memory, and without running anything::
+
+    python scripts/endurance/fuzz.py --runs 20000 --seed 0
+"""
+
+import argparse
+import base64
+import copy
+import io
+import json
+import pickle
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_td3x import TD3X
+from sb3_td3x.checkpoint import ResumableCheckpoint
+from sb3_td3x.files.inspect import describe_agent
+from sb3_td3x.files.sealed_zip import VERSION_MEMBER, write_sealed_zip
+from sb3_td3x.zoo.runs import load_vec_normalize, read_zoo_yaml
+
+# For one file: seconds of the processor, and bytes of memory
+TIME_LIMIT = 5.0
+MEMORY_LIMIT = 10**9
+
+STRANGE_VALUES: list[Any] = [
+    *(None, True, -1, 0, 1, 2**31, 2**64, 10**400, 0.5, 1e308, float("nan"), "", "x", "../x", "<f4", "|O", "lin_1"),
+    *([], {}, [[]], [None], {"a": 1}, {"__type__": "x"}, {"__type__": "array"}, {":serialized:": "x"}),
+    *({"__type__": "tuple", "items": [1]}, {"__type__": "object", "name": "os.system", "attributes": {}}),
+    *({"__type__": "class", "name": "torch.optim.adam.Adam"}, {"__type__": "float", "value": "inf"}),
+]
+# For pickles: calls of other functions, operations that are not allowed, and operations that ask for memory
+STRANGE_BYTES = [
+    *(b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"R", b"b", b"o", b"i", b"\x82\x01", b"P1\n", b"Q", b"."),
+    *(b"0", b"2", b"(", b"t", b"}", b"]", b"u", b"e", b"r\xff\xff\xff\x7f", b"\x96\xff\xff\xff\xff\xff\xff\xff\x0f"),
+    *(b"\x8e\xff\xff\xff\xff\xff\xff\xff\x0f", b"\x8b\xff\xff\xff\x7f", b"K\x01", b"\x85", b"\x81", b"\x94", b"h\x00"),
+]
+SETTINGS = b"!!python/object/apply:collections.OrderedDict\n- - - env\n    - A-v0\n  - - a\n    - !!python/tuple [1]\n"
+
+
+class TrivialEnv(gym.Env[np.ndarray, np.ndarray]):
+    """An env that does nothing."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+# Changing files
+
+
+def members_of(content: bytes) -> dict[str, bytes]:
+    """Return the members of a zip file."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def change_bytes(content: bytes, rng: random.Random) -> bytes:
+    """Change a few bytes."""
+    changed = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
+        if not changed:
+            break
+        position, kind = rng.randrange(len(changed)), rng.randrange(6)
+        if kind <= 1:
+            changed[position] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            changed[position] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        elif kind == 3:
+            changed[position:position] = rng.choice(STRANGE_BYTES)
+        elif kind == 4:
+            del changed[position : position + rng.choice((1, 2, 8, len(changed)))]
+        else:
+            other = rng.randrange(len(changed))
+            changed[position : position + 8] = changed[other : other + 8]
+    return bytes(changed)
+
+
+def change_json(content: bytes, rng: random.Random) -> bytes:
+    """Replace a few values in JSON, also in the pickles that SB3 stores there."""
+    data = json.loads(content)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        if not data:
+            break
+        node, key = data, rng.choice(list(data))
+        while isinstance(node[key], dict | list) and node[key] and rng.random() < 0.8:
+            node = node[key]
+            key = rng.randrange(len(node)) if isinstance(node, list) else rng.choice(list(node))
+        if key == ":serialized:" and isinstance(node[key], str) and len(node[key]) % 4 == 0:
+            pickled = change_bytes(base64.b64decode(node[key]), rng)
+            node[key] = base64.b64encode(pickled).decode()
+        elif isinstance(node[key], int | float) and rng.random() < 0.3:
+            node[key] = -node[key] if rng.random() < 0.5 else node[key] * rng.choice((2, 10**6, 10**18))
+        else:
+            node[key] = copy.deepcopy(rng.choice(STRANGE_VALUES))
+        if rng.random() < 0.1 and isinstance(node, dict):
+            node.pop(rng.choice(list(node)))
+    return json.dumps(data).encode()
+
+
+def change_zip(content: bytes, rng: random.Random) -> bytes:
+    """Change a member of a zip file. If the file had a checksum, the result has the right one."""
+    members = members_of(content)
+    name = rng.choice(sorted(members))
+    if members[name].startswith(b"{\n  ") and rng.random() < 0.9:
+        members[name] = change_json(members[name], rng)
+    elif members[name].startswith(b"PK") and rng.random() < 0.8:
+        members[name] = change_zip(members[name], rng)
+    elif rng.random() < 0.05:
+        del members[name]
+    elif rng.random() < 0.05:
+        members[rng.choice(["../x", "x", "a/b", "b.pth", name + "x"])] = members[name]
+    else:
+        members[name] = change_bytes(members[name], rng)
+    file = io.BytesIO()
+    is_sealed = VERSION_MEMBER in members
+    compression = rng.choice((zipfile.ZIP_STORED,) * 9 + (zipfile.ZIP_DEFLATED,))
+    with write_sealed_zip(file, "zip") if is_sealed else zipfile.ZipFile(file, "w", compression) as archive:
+        for member, it in members.items():
+            if member != VERSION_MEMBER:
+                archive.writestr(member, it)
+    return file.getvalue()
+
+
+def change(content: bytes, rng: random.Random) -> bytes:
+    """Change a file of any kind."""
+    is_zip = content.startswith(b"PK") and rng.random() < 0.9
+    return change_zip(content, rng) if is_zip else change_bytes(content, rng)
+
+
+# Files and their readers
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    Files of a kind, and what reads them.
+
+    :param files: files that are whole
+    :param readers: functions that read such a file
+    :param change: changes such a file
+    :param weight: how often files of this kind are drawn
+    """
+
+    files: list[bytes]
+    readers: list[Callable[[bytes], Any]]
+    change: Callable[[bytes, random.Random], bytes]
+    weight: int
+
+
+def from_path(read: Callable[[Path], Any], path: Path) -> Callable[[bytes], Any]:
+    """
+    Return a reader of bytes.
+
+    :param read: a function that reads a file by its path
+    :param path: where to write the bytes
+    """
+
+    def from_bytes(content: bytes) -> Any:
+        path.write_bytes(content)
+        return read(path)
+
+    return from_bytes
+
+
+def make_targets(folder: Path) -> dict[str, Target]:
+    """
+    Write files of all kinds.
+
+    :param folder: an empty folder
+    :return: the targets by their names
+    """
+    kwargs: dict[str, Any] = {
+        "policy_kwargs": {"net_arch": [2]},
+        "buffer_size": 20,
+        "learning_starts": 5,
+        "batch_size": 2,
+        "device": "cpu",
+        "seed": 0,
+        "action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)),
+    }
+    agents: list[bytes] = []
+    replay_buffers: list[bytes] = []
+    for cls in (TD3X, TD3):
+        model = cls("MlpPolicy", TrivialEnv(), **kwargs).learn(10)
+        for save, files in ((model.save, agents), (model.save_replay_buffer, replay_buffers)):
+            file = io.BytesIO()
+            save(file)
+            files.append(file.getvalue())
+    model = TD3X("MlpPolicy", TrivialEnv(), **kwargs)
+    checkpoints = folder / "checkpoints"
+    TD3X("MlpPolicy", TrivialEnv(), **kwargs).learn(30, ResumableCheckpoint(checkpoints, 10, verbose=0))
+
+    def resume(_: Path) -> None:
+        TD3X.resume(checkpoints, DummyVecEnv([TrivialEnv]), device="cpu")
+
+    targets = {
+        "agent": Target(
+            agents,
+            [
+                lambda content: TD3X.load(io.BytesIO(content), device="cpu"),
+                lambda content: TD3X.load(io.BytesIO(content), env=DummyVecEnv([TrivialEnv]), device="cpu"),
+                lambda content: model.set_parameters(io.BytesIO(content), device="cpu"),
+                lambda content: describe_agent(io.BytesIO(content)),
+            ],
+            change,
+            16,
+        ),
+        "replay buffer": Target(
+            replay_buffers, [lambda content: model.load_replay_buffer(io.BytesIO(content))], change, 6
+        ),
+        "statistics": Target(
+            [pickle.dumps(VecNormalize(DummyVecEnv([TrivialEnv])))],
+            [from_path(lambda path: load_vec_normalize(path, DummyVecEnv([TrivialEnv])), folder / "statistics")],
+            change_bytes,
+            2,
+        ),
+        "settings": Target([SETTINGS], [from_path(read_zoo_yaml, folder / "settings")], change_bytes, 1),
+    }
+    # Each file of the checkpoints alone is damaged: the other files stay as they are
+    for number, path in enumerate(sorted(checkpoints.rglob("*.zip"))):
+        targets[f"checkpoints, file {number}"] = Target([path.read_bytes()], [from_path(resume, path)], change_bytes, 1)
+    return targets
+
+
+# Checking the readers
+
+
+class TookTooLongError(BaseException):
+    """Not an ``Exception``, which readers would turn into a refusal."""
+
+
+def stop(*_: Any) -> None:
+    """Handle the alarm."""
+    raise TookTooLongError(f"took more than {TIME_LIMIT} s")
+
+
+def forbid_running(event: str, args: tuple[Any, ...]) -> None:
+    """
+    End the process if something is run that no reader runs. An audit hook.
+
+    :param event: name of the event
+    :param args: its arguments
+    """
+    if event in ("os.system", "subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "marshal.loads", "os.mkdir"):
+        print(f"RAN {event} {args}", file=sys.stderr)
+        traceback.print_stack()
+        raise SystemExit(2)
+
+
+def read_or_refuse(read: Callable[[bytes], Any], content: bytes) -> str:
+    """
+    Read a changed file.
+
+    :param read: the reader
+    :param content: the file
+    :return: "read" or "refused"
+    :raises Exception: the reader did anything else
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    signal.setitimer(signal.ITIMER_VIRTUAL, TIME_LIMIT)
+    result = "read"
+    try:
+        read(content)
+    except ValueError as error:
+        result = "refused"
+        if len(str(error).splitlines()) != 1:
+            raise RuntimeError("the error does not have one line") from error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    # In units of 1024 bytes
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > MEMORY_LIMIT // 1024:
+        raise MemoryError("took too much memory")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Feed changed files to the readers.
+
+    :param argv: arguments of the command line; None: those of the process
+    :return: number of files that were neither read nor refused
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20_000, help="number of changed files")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the changes")
+    args = parser.parse_args(argv)
+
+    th.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rng = random.Random(args.seed)
+    counts: Counter[str] = Counter()
+    failures, slowest, start = 0, 0.0, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        targets = make_targets(Path(folder))
+        # Import everything that the readers need, because imports are forbidden from here on
+        for target in targets.values():
+            for read in target.readers:
+                for content in target.files:
+                    read(content)
+        signal.signal(signal.SIGVTALRM, stop)
+        sys.addaudithook(forbid_running)
+        weights = [target.weight for target in targets.values()]
+        for number, name in enumerate(rng.choices(list(targets), weights=weights, k=args.runs)):
+            target = targets[name]
+            original = rng.choice(target.files)
+            before = time.process_time()
+            read = rng.choice(target.readers)
+            try:
+                counts[f"{name}: {read_or_refuse(read, target.change(original, rng))}"] += 1
+            except (Exception, TookTooLongError):
+                failures += 1
+                print(f"FAILURE {number}, {name}", file=sys.stderr)
+                if failures <= 20:
+                    traceback.print_exc()
+            slowest = max(slowest, time.process_time() - before)
+            if name.startswith("checkpoints"):
+                read(original)
+    for name, count in sorted(counts.items()):
+        print(f"{name}: {count}")
+    print(f"{args.runs} files, {failures} failures, {time.monotonic() - start:.0f} s, slowest {slowest:.2f} s")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main() > 0)
