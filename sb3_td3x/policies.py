@@ -1,6 +1,6 @@
 """Policies of TD3X: SB3's TD3 policies, with all critics computed as one batched network."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
@@ -446,7 +446,8 @@ class TD3XPolicy(TD3Policy):
     :param lr_schedule: Learning rate schedule (could be constant)
     :param net_arch: Number of units of each hidden layer, ``[400, 300]`` or ``dict(pi=[400, 300], qf=[400, 300])``
     :param activation_fn: Activation function
-    :param features_extractor_class: Features extractor to use.
+    :param features_extractor_class: Features extractor to use; None: ``FlattenExtractor``, for ``CnnPolicy``
+        ``NatureCNN``, for ``MultiInputPolicy`` ``CombinedExtractor``
     :param features_extractor_kwargs: Keyword arguments to pass to the features extractor.
     :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
     :param optimizer_class: The optimizer to use, ``th.optim.Adam`` by default
@@ -462,6 +463,7 @@ class TD3XPolicy(TD3Policy):
 
     critic: CriticEnsemble | SeparateCritics  # type: ignore[assignment]
     critic_target: CriticEnsemble | SeparateCritics  # type: ignore[assignment]
+    default_features_extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
 
     def __init__(
         self,
@@ -470,7 +472,7 @@ class TD3XPolicy(TD3Policy):
         lr_schedule: Schedule,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = nn.ReLU,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
@@ -496,7 +498,7 @@ class TD3XPolicy(TD3Policy):
             lr_schedule,
             net_arch,
             activation_fn,
-            features_extractor_class,
+            features_extractor_class or self.default_features_extractor_class,
             features_extractor_kwargs,
             normalize_images,
             optimizer_class,
@@ -564,70 +566,16 @@ MlpPolicy = TD3XPolicy
 
 @register_class
 class CnnPolicy(TD3XPolicy):
-    """
-    Policy class for image observations, see ``TD3XPolicy`` for the parameters.
+    """Policy class for image observations: ``TD3XPolicy`` with ``NatureCNN`` as the default features extractor."""
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: Number of units of each hidden layer
-    :param activation_fn: Activation function
-    :param features_extractor_class: Features extractor to use, ``NatureCNN`` by default
-    """
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Box,
-        lr_schedule: Schedule,
-        net_arch: list[int] | dict[str, list[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.ReLU,
-        features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch,
-            activation_fn,
-            features_extractor_class,
-            **kwargs,
-        )
+    default_features_extractor_class = NatureCNN
 
 
 @register_class
 class MultiInputPolicy(TD3XPolicy):
-    """
-    Policy class for Dict observations, see ``TD3XPolicy`` for the parameters.
+    """Policy class for Dict observations: ``TD3XPolicy`` with ``CombinedExtractor`` as the default."""
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param lr_schedule: Learning rate schedule (could be constant)
-    :param net_arch: Number of units of each hidden layer
-    :param activation_fn: Activation function
-    :param features_extractor_class: Features extractor to use, ``CombinedExtractor`` by default
-    """
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Box,
-        lr_schedule: Schedule,
-        net_arch: list[int] | dict[str, list[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.ReLU,
-        features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            observation_space,
-            action_space,
-            lr_schedule,
-            net_arch,
-            activation_fn,
-            features_extractor_class,
-            **kwargs,
-        )
+    default_features_extractor_class = CombinedExtractor
 
 
 def _set_training_mode(module: nn.Module, mode: bool) -> None:

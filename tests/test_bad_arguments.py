@@ -435,6 +435,11 @@ def test_unknown_arguments_name_the_closest_one() -> None:
         tiny_agent(policy_kwargs={"net_arc": [8]})
 
 
+def test_unknown_policy_kwargs_of_images() -> None:
+    with pytest.raises(ValueError, match=r"^net_arc is no argument of CnnPolicy\(\), did you mean net_arch\?"):
+        tiny_agent(policy="CnnPolicy", policy_kwargs={"net_arc": [8]})
+
+
 def test_a_subclass_may_have_more_arguments() -> None:
     class Subclass(TD3X):
         def __init__(self, *args: Any, temperature: float = 1.0, **kwargs: Any):
