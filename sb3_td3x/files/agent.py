@@ -36,7 +36,7 @@ from stable_baselines3.common.save_util import recursive_getattr, recursive_seta
 from stable_baselines3.common.utils import get_device, get_system_info
 
 from sb3_td3x.files.atomic import SavePath
-from sb3_td3x.files.errors import FileRefused, refusing
+from sb3_td3x.files.errors import FileRefused, reason_of, refusing
 from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
 from sb3_td3x.files.pickles import allowed_in_pickles, from_pickle, names_in_pickle, read_pickle
 from sb3_td3x.files.records import NotARecordError, from_record, is_registered_class, path_of, to_record
@@ -476,7 +476,7 @@ def _check_networks(attributes: Mapping[str, Any], states: States, file: str) ->
             )
         optimizer_class([th.nn.Parameter(th.zeros(1))], **{"lr": 0.0, **(policy_kwargs.get("optimizer_kwargs") or {})})
     except Exception as error:  # wrong arguments of wrong types cause any exception
-        raise FileRefused(f"{file} describes a policy that cannot be made: {error!s:.200}") from None
+        raise FileRefused(f"{file} describes a policy that cannot be made: {reason_of(error)}") from None
     expected = policy.state_dict()
     _check_policy(states["policy"], expected, f"policy.pth in {file}")
     for name in ("actor.optimizer", "critic.optimizer"):

@@ -135,6 +135,7 @@ def hostile_data(good: bytes) -> Iterator[tuple[str, bytes]]:
         "array larger than its data": {"_last_obs": {**array, "shape": [2**40]}},
         "array of structures": {"_last_obs": {**array, "dtype": "V" + "9" * 12}},
         "wide layers": {"policy_kwargs": {"net_arch": [2**40]}},
+        "layers that are too wide for PyTorch": {"policy_kwargs": {"net_arch": [2**70]}},
         "wide layers that could be made": {"policy_kwargs": {"net_arch": [2**20, 2**20]}},
         "many layers": {"policy_kwargs": {"net_arch": [8] * 101}},
         "many layers of the actor": {"policy_kwargs": {"net_arch": {"pi": [1] * 10**6, "qf": [1]}}},
