@@ -4,7 +4,7 @@ The folder of the checkpoints::
     000007_70000_steps.zip   an agent's file that also holds the state of the training
     replay_buffer/           the rows that were new at each checkpoint, shared by all checkpoints
 
-All are sealed zip files, so that each is there as a whole or not at all, and damage is found.
+All are sealed zip files: each exists as a whole or not at all, and damage is found.
 """
 
 import json
@@ -96,7 +96,7 @@ def write_checkpoint(directory: Path, model: OffPolicyAlgorithm, state: State, r
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """
-    Read a checkpoint, and check the seals of its files.
+    Read a checkpoint, and check the checksums of its files.
 
     :param path: its file
     :return: the checkpoint

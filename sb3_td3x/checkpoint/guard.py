@@ -1,4 +1,4 @@
-"""What surrounds a training with checkpoints, from its first moment to its last."""
+"""Locking folders before a training with checkpoints, and saving it when an error ends it."""
 
 import contextlib
 from collections.abc import Iterator
