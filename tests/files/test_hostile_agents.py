@@ -14,9 +14,9 @@ import hostile
 import numpy as np
 import pytest
 import torch as th
-from agents import make, noise, zip_of
-from envs import CountingEnv, tiny
+from envs import CountingEnv, tiny, tiny_agent, zip_of
 from gymnasium import spaces
+from noises import normal_noise
 from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
@@ -28,19 +28,19 @@ from sb3_td3x.files.records import to_record
 @pytest.fixture(scope="module")
 def good() -> bytes:
     """Return the file of a tiny agent."""
-    return zip_of(make(action_noise=noise()).learn(20)).getvalue()
+    return zip_of(tiny_agent(action_noise=normal_noise()).learn(20)).getvalue()
 
 
 @pytest.fixture(scope="module")
 def good_sb3() -> bytes:
     """Return the file of the same agent of SB3."""
-    return zip_of(TD3("MlpPolicy", CountingEnv(), **tiny(action_noise=noise())).learn(20)).getvalue()
+    return zip_of(TD3("MlpPolicy", CountingEnv(), **tiny(action_noise=normal_noise())).learn(20)).getvalue()
 
 
 def assert_refused(content: bytes, path: pathlib.Path, *readers: Any) -> None:
     """Check that each reader refuses the file in one sentence that names it."""
     path.write_bytes(content)
-    for read in readers or (TD3X.load, make().set_parameters):
+    for read in readers or (TD3X.load, tiny_agent().set_parameters):
         message = hostile.refusal(lambda read=read: read(path))  # type: ignore[misc]
         assert message is not None
         assert str(path) in message
@@ -53,7 +53,7 @@ def test_gadget_that_sb3_would_run_is_refused(attribute: str, good_sb3: bytes, t
         content = hostile.with_pickle(good_sb3, attribute, gadget(str(sentinel)))
         assert_refused(content, path, TD3X.load)
         describe_agent(path)
-        make().set_parameters(path)
+        tiny_agent().set_parameters(path)
         assert not sentinel.exists(), name
 
 

@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agents import make, noise
+from envs import tiny_agent
+from noises import normal_noise
 
 from sb3_td3x.files.inspect import describe_agent
 from sb3_td3x.schedules import SimpleLinearSchedule
@@ -13,7 +14,9 @@ from sb3_td3x.shaping import FallPenalty
 
 def test_fresh_process_knows_all_registered_classes(tmp_path: Path) -> None:
     path = tmp_path / "agent.zip"
-    make(action_noise=noise(), learning_rate=SimpleLinearSchedule(0.001), reward_shaping=FallPenalty()).save(path)
+    tiny_agent(
+        action_noise=normal_noise(), learning_rate=SimpleLinearSchedule(0.001), reward_shaping=FallPenalty()
+    ).save(path)
     process = subprocess.run(
         [sys.executable, "-m", "sb3_td3x", "inspect", str(path)], capture_output=True, text=True, check=True
     )
@@ -27,7 +30,7 @@ def test_fresh_process_knows_all_registered_classes(tmp_path: Path) -> None:
 
 def test_own_attributes_are_shown_without_reading_them(tmp_path: Path) -> None:
     path = tmp_path / "agent.zip"
-    model = make()
+    model = tiny_agent()
     model.own = lambda: None  # type: ignore[attr-defined]
     model.save(path)
     text = describe_agent(path)
