@@ -184,7 +184,8 @@ class CriticEnsemble(BaseModel):
     The critics Q_1 ... Q_n of TD3 (Fujimoto et al. 2018, algorithm 1), all computed at once.
 
     A drop-in replacement for SB3's ``ContinuousCritic``: a seed gives the same initial weights, and the state
-    dictionary has the same keys and shapes, so weights can be exchanged.
+    dictionary has the same keys and shapes, so weights can be exchanged. ``q_networks`` and ``qf0``, ``qf1``, ... are
+    the critics as networks of SB3, to read: they share the weights, and take no gradients.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -276,16 +277,12 @@ class CriticEnsemble(BaseModel):
             x = layer.first(x)  # type: ignore[operator]
         return x
 
-    @property
-    def q_networks(self) -> list[nn.Sequential]:
-        """The critics in the form of SB3's networks, to read: they share the weights, and take no gradients"""
-        return [nn.Sequential(*(_view(layer, critic) for layer in self.layers)) for critic in range(self.n_critics)]
-
     def __getattr__(self, name: str) -> Any:
-        # SB3's critics are also attributes, qf0, qf1, ...
+        # SB3's names of its critics: `q_networks` is a list of them, `qf0` the first
         index = name.removeprefix("qf")
-        if index != name and index.isdecimal() and int(index) < self.n_critics:
-            return self.q_networks[int(index)]
+        if name == "q_networks" or (index != name and index.isdecimal() and int(index) < self.n_critics):
+            networks = [nn.Sequential(*(_view(layer, idx) for layer in self.layers)) for idx in range(self.n_critics)]
+            return networks if name == "q_networks" else networks[int(index)]
         return super().__getattr__(name)
 
     def sb3_parameters(self) -> list[tuple[nn.Parameter, int | None]]:

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -21,6 +21,7 @@ from stable_baselines3.common.type_aliases import TrainFreq
 
 # Of the matrix products of the updates
 PRECISIONS = ("float32", "bfloat16")
+Instance = TypeVar("Instance")
 
 
 def check_integer(name: str, value: Any, low: int | None) -> int:
@@ -183,9 +184,9 @@ def check_net_arch(name: str, value: Any) -> None:
 class KnownArguments:
     """Refuse unknown keyword arguments of the constructor by a ``ValueError`` that names the closest one."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: type[Instance], *args: Any, **kwargs: Any) -> Instance:
         check_keywords(cls.__name__, cls.__init__, kwargs)
-        return super().__new__(cls)
+        return object.__new__(cls)
 
 
 def check_keywords(name: str, function: Any, arguments: Iterable[str]) -> None:
