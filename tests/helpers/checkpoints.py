@@ -41,7 +41,7 @@ def fail() -> None:
 
 def saved_timesteps(folder: Path) -> int:
     """Return the number of env timesteps of the newest checkpoint."""
-    return int(newest_whole_checkpoint(folder).state["num_timesteps"])
+    return newest_whole_checkpoint(folder).num_timesteps
 
 
 def resume_and_train(folder: Path, env: VecEnv, total: int, *callbacks: BaseCallback, **kwargs: Any) -> TD3X:
