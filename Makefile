@@ -10,9 +10,14 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 LOWEST_SB3 := 2.7.0
 LOWEST := .lowest/$(LOWEST_SB3)
+# SB3's own tests of TD3 come in its source distribution
+SB3 := $(shell sed -n 's/^stable-baselines3==//p' constraints.txt)
+SB3_TESTS := .sb3/stable_baselines3-$(SB3)
+SB3_TEST_NAMES := callbacks cnn custom_policy deterministic dict_env her identity n_step_replay predict run save_load \
+	spaces tensorboard train_eval_mode vec_normalize
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train enjoy test lint docs clean
+.PHONY: help venv train enjoy test sb3-tests lint docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,9 +50,22 @@ train: $(INSTALLED) ## train td3x on ENV (default Pendulum-v1) through the zoo, 
 enjoy: $(INSTALLED) ## watch the agent of ENV from rl-trained-agents
 	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f rl-trained-agents $(ARGS)
 
-test: lint docs $(LOWEST) ## check style, types and docs, run all tests, and the short suite on the lowest supported SB3
+test: lint $(LOWEST) sb3-tests ## check style and types, run all tests, some on the lowest SB3, and SB3's own
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -m lowest_sb3
+
+# Two of them differ on purpose: the folder of a TensorBoard log is TD3X_1, and Discrete actions raise a ValueError
+sb3-tests: $(SB3_TESTS)
+	cd $(SB3_TESTS) && PYTHONPATH=$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/python -m pytest -q -n 2 -p sb3_with_td3x \
+	-k "TD3X or td3" $(SB3_TEST_NAMES:%=tests/test_%.py) \
+	--deselect "tests/test_spaces.py::test_action_spaces[CartPole-v1-TD3X]" \
+	--deselect "tests/test_tensorboard.py::test_tensorboard[td3]"
+
+$(SB3_TESTS): $(INSTALLED)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	--no-binary stable-baselines3 -d .sb3 stable-baselines3==$(SB3)
+	tar -xzf $@.tar.gz -C .sb3
+	touch $@
 
 $(LOWEST): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ stable-baselines3==$(LOWEST_SB3)
@@ -63,5 +81,5 @@ docs: $(INSTALLED) ## build the docs in build/docs; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 clean: ## remove everything that was built, but not the logs
-	rm -rf .venv .lowest build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .lowest .sb3 build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
