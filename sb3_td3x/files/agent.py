@@ -10,6 +10,7 @@ The file is a zip file in SB3's layout:
 """
 
 import base64
+import contextlib
 import functools
 import inspect
 import io
@@ -20,7 +21,7 @@ import types
 import warnings
 import zipfile
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import recursive_getattr, recursive_setattr
 from stable_baselines3.common.utils import get_device, get_system_info
 
-from sb3_td3x.files.atomic import SavePath
+from sb3_td3x.files.atomic import SavePath, name_of
 from sb3_td3x.files.errors import FileRefused, reason_of, refusing
 from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
 from sb3_td3x.files.pickles import allowed_in_pickles, from_pickle, names_in_pickle, read_pickle
@@ -300,17 +301,35 @@ def read_agent(
     return attributes, agent.states
 
 
-def set_states(model: OffPolicyAlgorithm, states: States, device: th.device | str) -> None:
+@contextlib.contextmanager
+def applying_states(path: SavePath) -> Iterator[None]:
+    """
+    Turn errors about parameters from a file into one sentence: only PyTorch knows what the state of an optimizer must
+    contain.
+
+    :param path: path to the file, or a file-like object
+    :raises FileRefused: something is missing, or has a wrong type
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise FileRefused(f"{name_of(path)} has parameters that do not fit: {reason_of(error)}") from None
+
+
+def set_states(path: SavePath, model: OffPolicyAlgorithm, states: States, device: th.device | str) -> None:
     """
     Give an agent the networks, optimizers and further tensors from a file.
 
+    :param path: path to the file, or a file-like object
     :param model: the agent
     :param states: the second result of ``read_agent``
     :param device: Device on which the tensors should be
+    :raises ValueError: the state of an optimizer is damaged
     """
     loaded = load_tensors(states, get_device(device))
     variables = loaded.pop(_VARIABLES, None) or {}
-    model.set_parameters(loaded, exact_match=True, device=device)
+    with applying_states(path):
+        model.set_parameters(loaded, exact_match=True, device=device)
     for name in model._get_torch_save_params()[1]:
         if variables.get(name) is not None:
             recursive_setattr(model, f"{name}.data", variables[name].data)

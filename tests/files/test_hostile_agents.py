@@ -117,6 +117,15 @@ def test_hostile_state_is_refused(good: bytes, tmp_path: pathlib.Path) -> None:
                 assert not sentinel.exists()
 
 
+@pytest.mark.parametrize("entry", [{"nothing": th.zeros(3)}, {"step": "many"}, {"step": None}], ids=str)
+def test_optimizer_s_state_that_pytorch_does_not_know_is_refused(
+    good: bytes, tmp_path: pathlib.Path, entry: Any
+) -> None:
+    groups = tiny_agent().get_parameters()["actor.optimizer"]["param_groups"]
+    state = hostile.torch_file({"state": {0: entry}, "param_groups": groups})
+    assert_refused(hostile.with_members(good, actor__optimizer__pth=state), tmp_path / "agent.zip")
+
+
 def hostile_data(good: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield files with attributes that no agent has."""
     array = {"__type__": "array", "dtype": "<f4", "shape": [2], "data": base64.b64encode(bytes(8)).decode()}
