@@ -384,7 +384,7 @@ def make_dtype(name: Any) -> np.dtype:
     :raises ValueError: this is no type of numbers
     """
     if not re.fullmatch("[<>|=]?[biufc][0-9]{1,2}", check_type(name, str)):
-        raise ValueError(f"it holds the type {name!r:.40}, which is none of numbers")
+        raise ValueError(f"it holds the type {name!r:.40}, which is not a type of numbers")
     dtype: np.dtype = np.dtype(name)
     return dtype
 

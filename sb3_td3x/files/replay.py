@@ -508,7 +508,7 @@ class RowFiles:
 
 def write_new_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles | None, n_new: int | None) -> RowFiles:
     """
-    Write the rows that are new to files of their own.
+    Write the rows that are new to new files.
 
     :param folder: the folder of the files
     :param replay_buffer: the replay buffer

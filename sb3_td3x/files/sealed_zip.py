@@ -1,7 +1,7 @@
 """
 Zip files with a checksum, and limits for zip files from strangers.
 
-The checksum is the SHA-256 of all bytes before it. It is the comment of the zip file, which stands at its end. A file
+The checksum is the SHA-256 of all bytes before it. It is the comment of the zip file, at its end. A file
 with such a checksum is called sealed.
 """
 
