@@ -32,7 +32,7 @@ from sb3_td3x.buffers import (
 )
 from sb3_td3x.checkpoint.guard import guarded_training
 from sb3_td3x.checkpoint.resume import Resumed, resume
-from sb3_td3x.files.agent import UNSAVED, read_agent, read_parameters, save_agent, set_states
+from sb3_td3x.files.agent import UNSAVED, applying_states, read_agent, read_parameters, save_agent, set_states
 from sb3_td3x.files.atomic import SavePath
 from sb3_td3x.files.replay import is_known_buffer, read_replay_buffer, write_replay_buffer
 from sb3_td3x.learner.cuda_graphs import GraphCache
@@ -654,7 +654,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             model.n_envs = env.num_envs
             model.set_env(env, force_reset)
         model._setup_model()
-        set_states(model, states, device)
+        set_states(path, model, states, device)
         if "reward_shaping" in kwargs:
             model._setup_shaping()
             model._check_shaping()
@@ -722,10 +722,12 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             module and each of their parameters, otherwise raises an Exception.
         :param device: Device on which the code should run.
         """
-        if isinstance(load_path_or_dict, dict):
-            params = dict(load_path_or_dict)
-        else:
+        if not isinstance(load_path_or_dict, dict):
             params = read_parameters(load_path_or_dict, self.get_parameters(), device)
+            with applying_states(load_path_or_dict):
+                self.set_parameters(params, exact_match=exact_match, device=device)
+            return
+        params = dict(load_path_or_dict)
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
             # PyTorch has its own error for an incomplete state
             if "param_groups" in params.get(name, ()):

@@ -16,13 +16,11 @@ from agents import (
     assert_same_agent,
     assert_same_predictions,
     assert_same_updates,
-    make,
-    noise,
     optimizer_states,
     train_on_same_data,
-    zip_of,
 )
-from envs import CountingEnv, DictObs, tiny
+from envs import CountingEnv, DictObs, tiny, tiny_agent, zip_of
+from noises import normal_noise
 from stable_baselines3 import DDPG, TD3, HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv, FakeImageEnv
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
@@ -69,7 +67,7 @@ SB3_AGENTS: dict[str, tuple[type[TD3], str, Callable[[], Any], dict[str, Any]]] 
     "noise": (TD3, "MlpPolicy", CountingEnv, {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1))}),
     "schedule": (TD3, "MlpPolicy", CountingEnv, {"learning_rate": LinearSchedule(1e-2, 1e-4, 1.0)}),
     "function as schedule": (TD3, "MlpPolicy", CountingEnv, {"learning_rate": lambda progress: 1e-2 * progress}),
-    "4 envs": (TD3, "MlpPolicy", forked_envs, {"action_noise": noise(), "gradient_steps": -1}),
+    "4 envs": (TD3, "MlpPolicy", forked_envs, {"action_noise": normal_noise(), "gradient_steps": -1}),
     "memory optimized": (
         TD3,
         "MlpPolicy",
@@ -81,7 +79,7 @@ SB3_AGENTS: dict[str, tuple[type[TD3], str, Callable[[], Any], dict[str, Any]]] 
     "her": (TD3, "MultiInputPolicy", goal_env, HER),
     "ddpg": (DDPG, "MlpPolicy", CountingEnv, {}),
     "ddpg cnn": (DDPG, "CnnPolicy", image_env, IMAGES),
-    "ddpg dict": (DDPG, "MultiInputPolicy", dict_env, {"action_noise": noise()}),
+    "ddpg dict": (DDPG, "MultiInputPolicy", dict_env, {"action_noise": normal_noise()}),
     "ddpg 3 critics": (DDPG, "MlpPolicy", CountingEnv, {"policy_kwargs": {"net_arch": [8], "n_critics": 3}}),
 }
 
@@ -185,7 +183,7 @@ def test_agent_for_sb3_needs_no_td3x(case: str) -> None:
 
 
 def test_agent_for_sb3_is_independent_of_its_origin() -> None:
-    td3x = make(action_noise=noise()).learn(20)
+    td3x = tiny_agent(action_noise=normal_noise()).learn(20)
     sb3 = td3x.to_sb3()
     before = {key: value.clone() for key, value in td3x.policy.state_dict().items()}
     states = th.get_rng_state(), deepcopy(np.random.get_state())  # noqa: NPY002
@@ -201,7 +199,7 @@ def test_agent_for_sb3_is_independent_of_its_origin() -> None:
 
 
 def test_agent_that_was_loaded_without_env_goes_to_sb3() -> None:
-    loaded = TD3X.load(zip_of(make(action_noise=noise()).learn(20)))
+    loaded = TD3X.load(zip_of(tiny_agent(action_noise=normal_noise()).learn(20)))
     assert_same_predictions(loaded, loaded.to_sb3())
     her = TD3X("MultiInputPolicy", goal_env(), **tiny(**HER)).learn(12)
     loaded = TD3X.load(zip_of(her))
@@ -211,7 +209,7 @@ def test_agent_that_was_loaded_without_env_goes_to_sb3() -> None:
 @pytest.mark.parametrize("through_zip", [False, True])
 def test_every_update_of_an_agent_for_sb3_counts_once(through_zip: bool) -> None:
     """Adam counts its updates in tensors, one for each of SB3's parameters."""
-    sb3 = make(policy_kwargs={"net_arch": [8], "n_critics": 3}).learn(20).to_sb3()
+    sb3 = tiny_agent(policy_kwargs={"net_arch": [8], "n_critics": 3}).learn(20).to_sb3()
     if through_zip:
         sb3 = TD3.load(zip_of(sb3), env=CountingEnv())
     steps = [{idx: float(entry["step"]) for idx, entry in optimizer_states(sb3)["critic.optimizer"].items()}]
@@ -233,7 +231,7 @@ LEFT_BEHIND: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:precision='bfloat16' will be slower")
 @pytest.mark.parametrize("name", LEFT_BEHIND)
 def test_warning_names_what_sb3_lacks(name: str) -> None:
-    model = make(**{name: LEFT_BEHIND[name]})
+    model = tiny_agent(**{name: LEFT_BEHIND[name]})
     with pytest.warns(UserWarning, match=name) as warned:
         sb3 = model.to_sb3()
     assert len(warned) == 1
@@ -247,14 +245,14 @@ def test_warning_names_what_sb3_lacks(name: str) -> None:
     ids=str,
 )
 def test_networks_that_sb3_lacks_are_refused(options: dict[str, Any]) -> None:
-    model = make(policy_kwargs={"net_arch": [8], **options})
+    model = tiny_agent(policy_kwargs={"net_arch": [8], **options})
     with pytest.raises(ValueError, match=next(iter(options))):
         model.to_sb3()
 
 
 def test_network_options_that_are_off_are_left_out() -> None:
     off = {"layer_norm": False, "actor_layer_norm": False, "critic_activation_fn": None, "stochastic_actor": False}
-    model = make(policy_kwargs={"net_arch": [8], **off})
+    model = tiny_agent(policy_kwargs={"net_arch": [8], **off})
     sb3 = model.to_sb3()
     assert sb3.policy_kwargs == {"net_arch": [8]}
     assert_same_predictions(model, sb3)

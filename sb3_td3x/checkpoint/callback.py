@@ -173,7 +173,7 @@ class ResumableCheckpoint(BaseCallback):
         self._take_lock(self.save_path)
         model: Any = self.model
         resumed, model._resumed = model._resumed, None
-        if resumed is not None and resumed.checkpoint.state["num_timesteps"] == model.num_timesteps:
+        if resumed is not None and resumed.checkpoint.num_timesteps == model.num_timesteps:
             self._continue(resumed)
         if list_checkpoints(self.save_path) and not self._kept:
             raise ValueError(
@@ -332,7 +332,7 @@ class ResumableCheckpoint(BaseCallback):
             return False
         try:
             rows = write_new_rows(self.save_path / REPLAY_BUFFER, self._replay_buffer, boundary.rows, n_new)
-            path = write_checkpoint(self.save_path, self._agent, self._state(timesteps), rows)
+            path = write_checkpoint(self.save_path, self._agent, timesteps, self._state(timesteps), rows)
             self._boundary = self._make_boundary(timesteps, rows)
             self._kept[path] = rows
             self._kept = dict(list(self._kept.items())[-self.keep :])
@@ -357,7 +357,6 @@ class ResumableCheckpoint(BaseCallback):
         """Return the state of the training after a number of env timesteps whose transitions are stored."""
         assert self.save_path is not None
         return {
-            "num_timesteps": timesteps,
             "generators": training_state.generators(self._agent),
             "normalization": training_state.normalization(self.model.get_vec_normalize_env()),
             "callbacks": training_state.callback_states(self.locals["callback"], timesteps),

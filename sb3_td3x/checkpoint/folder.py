@@ -4,7 +4,7 @@ The folder of the checkpoints::
     000007_70000_steps.zip   an agent's file that also holds the state of the training
     replay_buffer/           the rows that were new at each checkpoint, shared by all checkpoints
 
-All are sealed zip files, so that each is there as a whole or not at all, and damage is found.
+All are sealed zip files: each exists as a whole or not at all, and damage is found.
 """
 
 import json
@@ -47,12 +47,14 @@ class Checkpoint:
     A checkpoint that is whole.
 
     :param path: its file
-    :param state: the state of the training
+    :param num_timesteps: number of env timesteps
+    :param state: the state of the training besides the agent
     :param replay_buffer: description of the replay buffer
     :param rows: the files with the rows of the replay buffer
     """
 
     path: Path
+    num_timesteps: int
     state: State
     replay_buffer: State
     rows: RowFiles
@@ -71,24 +73,27 @@ class Checkpoint:
         restore_position(replay_buffer, self.replay_buffer, n_rows, str(self.path))
 
 
-def write_checkpoint(directory: Path, model: OffPolicyAlgorithm, state: State, rows: RowFiles) -> Path:
+def write_checkpoint(
+    directory: Path, model: OffPolicyAlgorithm, num_timesteps: int, state: State, rows: RowFiles
+) -> Path:
     """
     Write a checkpoint next to the older ones.
 
     :param directory: the folder of the checkpoints
     :param model: the agent
-    :param state: the state of the training, with ``num_timesteps``
+    :param num_timesteps: number of env timesteps whose transitions are stored
+    :param state: the state of the training besides the agent
     :param rows: the files with the rows of the replay buffer
     :return: the checkpoint's file
     :raises OSError: it cannot be written, or the disk is full; nothing of it remains
     """
-    timesteps, replay_buffer = state["num_timesteps"], model.replay_buffer
+    replay_buffer = model.replay_buffer
     assert replay_buffer is not None
     number = 1 + max(map(_number, list_checkpoints(directory)), default=0)
-    path = directory / f"{number:06d}_{timesteps}_steps.zip"
+    path = directory / f"{number:06d}_{num_timesteps}_steps.zip"
     training = {"state": state, "replay_buffer": describe(replay_buffer), "rows": asdict(rows)}
     with write_sealed_zip(path, "zip") as archive:
-        write_agent(archive, model, num_timesteps=timesteps)
+        write_agent(archive, model, num_timesteps=num_timesteps)
         archive.writestr(_TRAINING, json.dumps(to_record(training), allow_nan=False))
         write_columns(archive, late_columns(replay_buffer), slice(0, replay_buffer.size()))
     return path
@@ -96,7 +101,7 @@ def write_checkpoint(directory: Path, model: OffPolicyAlgorithm, state: State, r
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """
-    Read a checkpoint, and check the seals of its files.
+    Read a checkpoint, and check the checksums of its files.
 
     :param path: its file
     :return: the checkpoint
@@ -105,6 +110,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     name = str(path)
     try:
         with refusing(name), open_checked_zip(path, "zip") as archive:
+            num_timesteps = json.loads(archive.read("data"))["num_timesteps"]
             training = from_record(json.loads(archive.read(_TRAINING)))
             rows = RowFiles(**training["rows"])
         for name in (str(path.parent / REPLAY_BUFFER / row_file) for row_file in rows.names):
@@ -112,7 +118,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 pass
     except OSError as error:
         raise FileRefused(f"{name} cannot be read: {error.strerror}") from None
-    return Checkpoint(path, training["state"], training["replay_buffer"], rows)
+    return Checkpoint(path, num_timesteps, training["state"], training["replay_buffer"], rows)
 
 
 def newest_whole_checkpoint(directory: Path) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""What surrounds a training with checkpoints, from its first moment to its last."""
+"""Locking folders before a training with checkpoints, and saving it when an error ends it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def _continue_logging(model: Any) -> None:
         return
     checkpoint = model._resumed.checkpoint
     is_original = checkpoint.state["save_path"] == str(checkpoint.path.parent.resolve())
-    if is_original and checkpoint.state["num_timesteps"] == model.num_timesteps:
+    if is_original and checkpoint.num_timesteps == model.num_timesteps:
         logger = continue_tensorboard(checkpoint.state["tensorboard"], model.num_timesteps, model.verbose)
         if logger is not None:
             model.set_logger(logger)

@@ -87,12 +87,12 @@ class TerminationRequest:
 
 def describe_workers(env: VecEnv | None) -> list[str]:
     """
-    Describe envs that run in processes. Ask while these are alive.
+    Describe envs that run in processes. Call this while they are alive.
 
     :param env: the envs of the training
     :return: a description of each env; empty if they do not run in processes
     """
-    # Strings, because something that cannot be pickled would end the process
+    # Strings, because an object that cannot be pickled would end the process
     subproc_env = _subproc_env(env)
     if subproc_env is None or subproc_env.waiting:
         # While it waits for a step that was interrupted, the next answer belongs to that step

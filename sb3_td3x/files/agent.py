@@ -10,6 +10,7 @@ The file is a zip file in SB3's layout:
 """
 
 import base64
+import contextlib
 import functools
 import inspect
 import io
@@ -20,7 +21,7 @@ import types
 import warnings
 import zipfile
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +36,8 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import recursive_getattr, recursive_setattr
 from stable_baselines3.common.utils import get_device, get_system_info
 
-from sb3_td3x.files.atomic import SavePath
-from sb3_td3x.files.errors import FileRefused, refusing
+from sb3_td3x.files.atomic import SavePath, name_of
+from sb3_td3x.files.errors import FileRefused, reason_of, refusing
 from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
 from sb3_td3x.files.pickles import allowed_in_pickles, from_pickle, names_in_pickle, read_pickle
 from sb3_td3x.files.records import NotARecordError, from_record, is_registered_class, path_of, to_record
@@ -45,7 +46,7 @@ from sb3_td3x.files.tensors import StoredTensor, load_tensors, read_state
 
 States = dict[str, Any]
 
-# Attributes that `save` leaves out and `load` ignores: they are made again from the others
+# Attributes that `save` leaves out and `load` ignores: they are rebuilt from the others
 UNSAVED = frozenset(
     {
         *("actor", "actor_target", "critic", "critic_target", "_update", "_graphs", "_losses", "_is_updated"),
@@ -61,9 +62,9 @@ UNSAVED = frozenset(
 _HYPERPARAMETERS = ("target_policy_noise", "target_noise_clip")
 _STATE_DICTS = ("policy", "actor.optimizer", "critic.optimizer")
 _VARIABLES = "pytorch_variables"
-# The name of the same in old versions of SB3
+# Its name in old versions of SB3
 _OLD_VARIABLES = "tensors.pth"
-# SB3 saves it in the agent's file if asked to
+# SB3 can save it in the agent's file
 _REPLAY_BUFFER = "replay_buffer"
 _TEXTS = ("_stable_baselines3_version", "system_info.txt")
 
@@ -120,12 +121,12 @@ def write_agent(
     excluded |= {name.split(".")[0] for name in (*state_dicts, *variables)}
     data, pickles = {}, {}
     for name, value in {**vars(model), **changed}.items():
-        # A method that a user has replaced in the object is no attribute
+        # Skip methods that a user has replaced in the object
         if name in excluded or _is_method(type(model), name):
             continue
         try:
             data[name] = to_record(value)
-            # An object that was changed after its construction may be impossible to construct again
+            # An object that was changed after its construction may not be reconstructible, so try it now
             from_record(data[name])
         except (NotARecordError, ValueError, RecursionError) as error:
             pickles[name] = cloudpickle.dumps(value)
@@ -162,7 +163,7 @@ class AgentFile:
     :param pickles: pickled attributes
     :param texts: versions of SB3 and of the system
     :param sizes: sizes of all members in bytes
-    :param is_sealed: whether the file has a checksum, which was found to be right
+    :param is_sealed: whether the file has a checksum; a wrong one is refused
     """
 
     name: str
@@ -174,7 +175,7 @@ class AgentFile:
     is_sealed: bool = False
 
     def named_in_pickles(self) -> dict[str, list[str]]:
-        """Return what the pickled attributes would import, by the names of the attributes."""
+        """Return the classes and functions that the pickled attributes would import, by attribute."""
         return {name: names_in_pickle(io.BytesIO(content)) for name, content in self.pickles.items()}
 
     def attribute(self, name: str) -> Any:
@@ -269,9 +270,9 @@ def read_agent(
     Read an agent saved by ``TD3X``, or by SB3's ``TD3`` or ``DDPG``.
 
     :param path: path to the file, with or without ``.zip``, or a file-like object
-    :param model: the agent that is to get the attributes, as its constructor made it
-    :param custom_objects: objects to take in place of those in the file, by name; names of no attribute are ignored
-    :param arguments: what the attributes will be set to; needed here where the file has nothing, or a pickle
+    :param model: the agent that will get the attributes, as its constructor made it
+    :param custom_objects: objects to use in place of those in the file, by name; unknown names are ignored
+    :param arguments: arguments of ``load``, used where the file lacks an attribute or has a pickle
     :param trusted: whether to run the pickles in the file, which can do anything that the user can
     :param print_system_info: Whether to print the system info that was saved with the agent
     :return: the attributes, and the state dictionaries with ``StoredTensor`` in place of tensors
@@ -293,24 +294,42 @@ def read_agent(
         needed = [name for name in agent.data if name not in unsaved | given.keys()]
         for name in needed:
             check_name(name, type(model), agent.name)
-        # The only attribute that a constructor without an env leaves out and `save` may exclude
+        # The constructor does not set `n_envs` without an env
         attributes = _with_integers({"n_envs": 1, **_read_attributes(agent, needed, trusted), **given})
         check_attributes(attributes, agent.name)
         _check_networks(attributes, agent.states, agent.name)
     return attributes, agent.states
 
 
-def set_states(model: OffPolicyAlgorithm, states: States, device: th.device | str) -> None:
+@contextlib.contextmanager
+def applying_states(path: SavePath) -> Iterator[None]:
+    """
+    Turn errors about parameters from a file into one sentence: only PyTorch knows what the state of an optimizer must
+    contain.
+
+    :param path: path to the file, or a file-like object
+    :raises FileRefused: something is missing, or has a wrong type
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise FileRefused(f"{name_of(path)} has parameters that do not fit: {reason_of(error)}") from None
+
+
+def set_states(path: SavePath, model: OffPolicyAlgorithm, states: States, device: th.device | str) -> None:
     """
     Give an agent the networks, optimizers and further tensors from a file.
 
+    :param path: path to the file, or a file-like object
     :param model: the agent
     :param states: the second result of ``read_agent``
     :param device: Device on which the tensors should be
+    :raises ValueError: the state of an optimizer is damaged
     """
     loaded = load_tensors(states, get_device(device))
     variables = loaded.pop(_VARIABLES, None) or {}
-    model.set_parameters(loaded, exact_match=True, device=device)
+    with applying_states(path):
+        model.set_parameters(loaded, exact_match=True, device=device)
     for name in model._get_torch_save_params()[1]:
         if variables.get(name) is not None:
             recursive_setattr(model, f"{name}.data", variables[name].data)
@@ -321,7 +340,7 @@ def read_parameters(path: SavePath, expected: States, device: th.device | str) -
     Read the state dictionaries of an agent.
 
     :param path: path to the file, with or without ``.zip``, or a file-like object
-    :param expected: state dictionaries of the agent that is to get them
+    :param expected: state dictionaries of the agent that will get them
     :param device: Device on which the tensors should be
     :return: the state dictionaries
     :raises ValueError: the file is damaged, holds another algorithm's agent or one with other networks
@@ -401,7 +420,7 @@ _COUNTERS = (
     "_rollout_timesteps",
     "_stats_window_size",
 )
-# The agent itself checks its arguments, but for these
+# Types of attributes that the agent does not check itself
 _ATTRIBUTE_TYPES: dict[str, Any] = {
     "policy_class": type,
     "policy_kwargs": dict,
@@ -456,14 +475,14 @@ def check_attributes(attributes: Mapping[str, Any], file: str) -> None:
 
 
 def _check_networks(attributes: Mapping[str, Any], states: States, file: str) -> None:
-    """Compare the tensors in a file with the networks that it describes, before memory is taken for either."""
+    """Compare the tensors in a file with the networks that it describes, before either takes memory."""
     policy_class: type = attributes["policy_class"]
     policy_kwargs = attributes.get("policy_kwargs", {})
     if _is_own([policy_class, policy_kwargs]):
-        # The user has given it or trusts the file. It may not work on PyTorch's meta device, which takes no memory
+        # The user has given it or trusts the file. It may not work on the meta device below
         return
     meta_class: Any = type("Meta", (policy_class,), {"device": th.device("meta")})
-    # Fused optimizers do not know this device
+    # Fused optimizers do not know the meta device, where tensors take no memory
     kwargs = {**policy_kwargs, "optimizer_class": th.optim.SGD, "optimizer_kwargs": {}}
     kwargs.pop("device", None)
     optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
@@ -476,7 +495,7 @@ def _check_networks(attributes: Mapping[str, Any], states: States, file: str) ->
             )
         optimizer_class([th.nn.Parameter(th.zeros(1))], **{"lr": 0.0, **(policy_kwargs.get("optimizer_kwargs") or {})})
     except Exception as error:  # wrong arguments of wrong types cause any exception
-        raise FileRefused(f"{file} describes a policy that cannot be made: {error!s:.200}") from None
+        raise FileRefused(f"{file} describes a policy that cannot be made: {reason_of(error)}") from None
     expected = policy.state_dict()
     _check_policy(states["policy"], expected, f"policy.pth in {file}")
     for name in ("actor.optimizer", "critic.optimizer"):
@@ -484,7 +503,7 @@ def _check_networks(attributes: Mapping[str, Any], states: States, file: str) ->
 
 
 def _is_own(value: Any) -> bool:
-    """Return whether arguments of a policy hold a class or function of the user's own."""
+    """Return whether arguments of a policy contain a class or function that belongs to the user."""
     if isinstance(value, dict | list | tuple):
         return any(map(_is_own, value.values() if isinstance(value, dict) else value))
     if isinstance(value, type):

@@ -21,6 +21,14 @@ def refusing(name: str) -> Iterator[None]:
     except FileRefused:
         raise
     except Exception as error:
-        # PyTorch's messages are long
-        reason = str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__
-        raise FileRefused(f"{name} is damaged: {reason}") from None
+        raise FileRefused(f"{name} is damaged: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """
+    Return the first sentence of an error. PyTorch's messages have many lines.
+
+    :param error: the error
+    :return: at most 200 characters
+    """
+    return str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__

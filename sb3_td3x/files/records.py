@@ -41,7 +41,7 @@ AnyClass = TypeVar("AnyClass", bound=type)
 
 
 class NotARecordError(TypeError):
-    """Only a pickle can hold this."""
+    """Only a pickle can hold this object."""
 
 
 # The registry
@@ -50,7 +50,7 @@ class NotARecordError(TypeError):
 @dataclass(frozen=True)
 class ObjectType:
     """
-    How to take objects of a class apart and to put them together.
+    How to take objects of a class apart and how to make them again.
 
     :param cls: the class
     :param attributes: names of its attributes
@@ -361,7 +361,7 @@ def from_record(record: Any) -> Any:
 
     :param record: the record, which may come from a stranger's file
     :return: the value
-    :raises ValueError: this is no record
+    :raises ValueError: it is not a record
     """
     if isinstance(record, list):
         return [from_record(entry) for entry in record]
@@ -384,7 +384,7 @@ def make_dtype(name: Any) -> np.dtype:
     :raises ValueError: this is no type of numbers
     """
     if not re.fullmatch("[<>|=]?[biufc][0-9]{1,2}", check_type(name, str)):
-        raise ValueError(f"it holds the type {name!r:.40}, which is none of numbers")
+        raise ValueError(f"it holds the type {name!r:.40}, which is not a type of numbers")
     dtype: np.dtype = np.dtype(name)
     return dtype
 

@@ -7,8 +7,8 @@ A saved replay buffer is a sealed zip file, which ``numpy.load`` opens too:
 - ``observations.npy``, ``actions.npy``, ...: SB3's arrays, (rows, n_envs, ...); for Dict observations one array a key
 - ``infos.jsonl``: with ``copy_info_dict``, the infos of one row in each line
 
-A checkpoint writes the rows that are new to another file of the same format each time, so that several files hold all
-rows together.
+Each checkpoint writes the rows that are new to another file with the same arrays, so that several files hold all rows
+together.
 """
 
 import io
@@ -44,11 +44,11 @@ _INFOS = "infos"
 _COMMON = ("buffer_size", "n_envs", "observation_space", "action_space", "handle_timeout_termination", "pos", "full")
 # Arrays that `add` writes one row to
 _ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-# Arrays of HER with a row for each transition, which change later: at the end of an episode, and when it is overwritten
+# Arrays of HER whose rows change after `add`: at the end of an episode, and when it is overwritten
 _LATE_ARRAYS = ("ep_start", "ep_length")
 # Where HER's open episodes start, (n_envs,)
 _EPISODE_STARTS = "_current_ep_start"
-# With `optimize_memory_usage`: the observations that the newest transitions led to, which stand in the next row
+# With `optimize_memory_usage`: the observations after the newest transitions, which are stored in the next row
 _LAST_OBSERVATIONS = "last_observations"
 
 
@@ -158,7 +158,7 @@ def make_empty(description: Mapping[str, Any], model: OffPolicyAlgorithm, buffer
 
 def restore_position(replay_buffer: ReplayBuffer, description: Mapping[str, Any], n_rows: int, name: str) -> None:
     """
-    Set what is not in the columns.
+    Set everything but the columns.
 
     :param replay_buffer: a replay buffer whose columns were read
     :param description: the result of ``describe``
@@ -208,7 +208,7 @@ def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
             raise NotARecordError
         description = to_record(describe(replay_buffer))
         for infos in arrays.get(_INFOS, ())[rows]:
-            # A file-like object cannot be written again
+            # Check now: nothing must have been written when a pickle turns out to be needed
             to_record(list(infos))
     except NotARecordError:
         with open_for_saving(path, "pkl") as file:
@@ -261,7 +261,7 @@ def _read_zip(archive: CheckedZip, model: OffPolicyAlgorithm) -> ReplayBuffer:
         _check_description(description, model, name)
         n_rows = description["buffer_size"] if description["full"] else description["pos"]
         _check_sizes(archive, make_empty(description, model, 1), n_rows)
-        # Not larger than the file justifies, or the agent asks for
+        # Take memory for the rows in the file, and for no more than the agent asks for
         buffer_size = min(description["buffer_size"], max(n_rows, model.buffer_size // model.n_envs, 1))
         replay_buffer = make_empty(description, model, buffer_size)
         read_columns(archive, {**columns(replay_buffer), **late_columns(replay_buffer)}, slice(0, n_rows))
@@ -482,7 +482,7 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
 
 # Checkpoints
 
-# A longer list of files is begun anew
+# With more files than that, all rows are written again to one
 _MAX_FILES = 500
 
 
@@ -508,7 +508,7 @@ class RowFiles:
 
 def write_new_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles | None, n_new: int | None) -> RowFiles:
     """
-    Write the rows that are new to files of their own.
+    Write the rows that are new to new files.
 
     :param folder: the folder of the files
     :param replay_buffer: the replay buffer

@@ -1,7 +1,8 @@
 """
-Zip files with a seal, and zip files from strangers within limits.
+Zip files with a checksum, and limits for zip files from strangers.
 
-The seal is the comment of the zip file, its last bytes: a SHA-256 of all bytes before it. It finds every flipped bit.
+The checksum is the SHA-256 of all bytes before it. It is the comment of the zip file, at its end. A file
+with such a checksum is called sealed.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from sb3_td3x.files.limits import MAX_COMPRESSION_RATIO, MAX_UNCOMPRESSED_BYTES
 _SEAL = b"sb3_td3x sha256 "
 _UNSEALED = _SEAL + b"0" * 64
 
-# Every sealed file has this member, so that a damaged seal is noticed
+# Every sealed file has this member, so that a missing checksum is noticed
 VERSION_MEMBER = "_sb3_td3x_version"
 
 CHUNK_BYTES = 2**20
@@ -28,7 +29,7 @@ CHUNK_BYTES = 2**20
 
 class _SealingWriter(io.RawIOBase):
     """
-    Stream that hashes what passes through it, and completes the seal.
+    Stream that computes the checksum of what is written, and writes it at the end.
 
     :param file: the file to write to
     """
@@ -38,7 +39,7 @@ class _SealingWriter(io.RawIOBase):
         self._sha256 = hashlib.sha256()
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Write bytes, and the hash in place of the comment, which ``zipfile`` writes last."""
+        """Write bytes. The comment, which ``zipfile`` writes last, becomes the checksum."""
         if data == _UNSEALED:
             data = _SEAL + self._sha256.hexdigest().encode()
         self._sha256.update(data)
@@ -48,9 +49,9 @@ class _SealingWriter(io.RawIOBase):
 @contextlib.contextmanager
 def write_sealed_zip(path: SavePath, suffix: str) -> Iterator[zipfile.ZipFile]:
     """
-    Open a zip file for writing. It gets a seal, and appears at its path as a whole or not at all.
+    Open a zip file for writing. It gets a checksum, and appears at its path as a whole or not at all.
 
-    :param path: where the file shall be, or a file-like object
+    :param path: path of the file, or a file-like object
     :param suffix: suffix for names without one, without the dot
     :return: the zip file; its members are not compressed
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
@@ -66,7 +67,7 @@ def write_sealed_zip(path: SavePath, suffix: str) -> Iterator[zipfile.ZipFile]:
 
 class CheckedZip:
     """
-    A zip file whose seal and total size were checked.
+    A zip file whose checksum and total size are checked.
 
     Members are read by their exact names and never extracted, so their names, types and permissions do not matter.
 
@@ -84,7 +85,7 @@ class CheckedZip:
             self._check(file)
 
     def _check(self, file: BinaryIO) -> None:
-        """Check the total size and the seal."""
+        """Check the total size and the checksum."""
         name, size = self.name, file.seek(0, io.SEEK_END)
         uncompressed = sum(info.file_size for info in self._archive.infolist())
         if uncompressed > max(MAX_UNCOMPRESSED_BYTES, MAX_COMPRESSION_RATIO * size):

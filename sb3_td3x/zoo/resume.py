@@ -62,12 +62,11 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
         checkpoints = _checkpoints_of(hyperparams, folder)
     with _locked(checkpoints) as checkpoint:
         print(f"Resuming from {checkpoint.path}")
-        state = checkpoint.state
-        cut_monitor_files(folder, state["monitor_sizes"])
+        cut_monitor_files(folder, checkpoint.state["monitor_sizes"])
         # The checkpoint has what the run took from another agent
         args = argparse.Namespace(**{**run.args, "trained_agent": ""})
         total = args.n_timesteps if args.n_timesteps > 0 else int(hyperparams["n_timesteps"])
-        args.track = args.track and state["num_timesteps"] < total
+        args.track = args.track and checkpoint.num_timesteps < total
         manager_class = functools.partial(ResumedExperiment, run, hyperparams, checkpoints)
         with (
             mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),

@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStac
 
 import _sb3_td3x_autoload as autoload
 from sb3_td3x.files.errors import FileRefused, refusing
+from sb3_td3x.files.limits import MAX_STATISTICS_BYTES, MAX_YAML_ALIASES, MAX_YAML_BYTES
 from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
 from sb3_td3x.files.records import CLASSES, path_of
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
@@ -55,10 +56,6 @@ _SAFE_ALGORITHMS = ("td3x", "td3", "ddpg")
 _SAVED_AGENT = re.compile(r"rl_model_(\d+)_steps\.zip")
 
 _TRUST = "Trust it if the run is your own (--trusted)"
-_MAX_YAML_BYTES = 2**16
-# Values that refer to each other can stand for exponentially many
-_MAX_YAML_ALIASES = 20
-_MAX_STATISTICS_BYTES = 64 * 2**20
 _MAX_FRAMES = 1000
 
 
@@ -337,9 +334,9 @@ def read_zoo_yaml(path: Path, trusted: bool = False) -> dict[str, Any]:
 
 
 def _load_safely(path: Path) -> Any:
-    content = _read(path, _MAX_YAML_BYTES)
-    if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > _MAX_YAML_ALIASES:
-        raise FileRefused(f"{path} has more than {_MAX_YAML_ALIASES} aliases")
+    content = _read(path, MAX_YAML_BYTES)
+    if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > MAX_YAML_ALIASES:
+        raise FileRefused(f"{path} has more than {MAX_YAML_ALIASES} aliases")
     return yaml.load(content, _ZooLoader)
 
 
@@ -387,7 +384,7 @@ def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
     """
     name, cls = str(path), path_of(VecNormalize)
     with refusing(name):
-        content = _read(path, _MAX_STATISTICS_BYTES)
+        content = _read(path, MAX_STATISTICS_BYTES)
         pickled = read_pickle(io.BytesIO(content), name, {*allowed_in_pickles(), cls})
         if not (isinstance(pickled, Pickled) and pickled.path == cls and isinstance(pickled.state, dict)):
             raise FileRefused(f"{name} holds no VecNormalize")

@@ -154,6 +154,8 @@ def train(fault: str, at: int, folder: Path, pipe: Connection) -> None:
     :param pipe: receives the error
     """
     th.set_num_threads(1)
+    # A shell starts background processes without the handler of Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     model: TD3X | None = None
     n_calls = 0
 

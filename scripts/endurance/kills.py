@@ -234,7 +234,7 @@ def main(argv: list[str] | None = None) -> Counter[str]:
                         checkpoint = newest_whole_checkpoint(folder / "checkpoints")
                     counts["damaged checkpoints"] += len(damage)
                     counts["resumed"] += 1
-                    counts["lost checkpoints"] += checkpoint.state["num_timesteps"] < written
+                    counts["lost checkpoints"] += checkpoint.num_timesteps < written
             counts["runs"] += 1
             if setting.exact:
                 counts["exact runs"] += 1

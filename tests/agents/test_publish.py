@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,16 @@ def test_training_continues_from_a_published_agent(published: Path) -> None:
     # Networks and targets share memory in the file only
     assert not th.equal(next(model.actor_target.parameters()), target)
     assert not th.equal(next(model.actor_target.parameters()), next(model.actor.parameters()))
+
+
+def test_equal_networks_are_written_once(runs: list[Path], tmp_path: Path) -> None:
+    write_networks(runs[0] / f"{ENV}.zip", tmp_path / "new.zip")
+    state = TD3X.load(tmp_path / "new.zip", device="cpu").policy.state_dict()
+    for name in state:
+        assert th.equal(state[name], state[name.replace("_target.", ".")]), name
+    with zipfile.ZipFile(tmp_path / "new.zip") as archive, zipfile.ZipFile(archive.open("policy.pth")) as policy:
+        n_written = sum("/data/" in name for name in policy.namelist())
+    assert n_written == len(state) / 2
 
 
 def test_agents_with_pickles_are_refused(runs: list[Path], tmp_path: Path) -> None:

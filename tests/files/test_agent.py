@@ -1,6 +1,5 @@
-"""Agents' files: their layout, what comes back from them, and what needs the user's trust."""
+"""Agents' files: their layout, and what comes back from them."""
 
-import functools
 import io
 import json
 import math
@@ -14,22 +13,18 @@ import hostile
 import numpy as np
 import pytest
 import torch as th
-from agents import make, noise, zip_of
-from envs import CountingEnv, counting_vec_env, tiny
+from envs import CountingEnv, counting_vec_env, tiny, tiny_agent, zip_of
 from gymnasium import spaces
+from noises import normal_noise
 from stable_baselines3 import TD3, HerReplayBuffer
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.envs import BitFlippingEnv
-from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
 from sb3_td3x import TD3X
-from sb3_td3x.checkpoint import ResumableCheckpoint
 from sb3_td3x.files.agent import UNSAVED, read_agent
-from sb3_td3x.files.inspect import describe_agent
 from sb3_td3x.files.records import to_record
 from sb3_td3x.policies import TD3XPolicy
 from sb3_td3x.shaping import (
@@ -38,7 +33,6 @@ from sb3_td3x.shaping import (
     RewardClip,
     RewardOffset,
     RewardScale,
-    ShapingBatch,
     make_reward_shaping,
 )
 
@@ -56,13 +50,13 @@ def attributes_of(content: bytes) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def good() -> bytes:
     """Return the file of a tiny agent with most of what an agent may have."""
-    return saved(make(action_noise=noise(), learning_rate=LinearSchedule(1e-3, 0.0, 1.0)).learn(20))
+    return saved(tiny_agent(action_noise=normal_noise(), learning_rate=LinearSchedule(1e-3, 0.0, 1.0)).learn(20))
 
 
 @pytest.fixture(scope="module")
 def good_sb3() -> bytes:
     """Return the file of the same agent of SB3."""
-    return saved(TD3("MlpPolicy", CountingEnv(), **tiny(action_noise=noise())).learn(20))
+    return saved(TD3("MlpPolicy", CountingEnv(), **tiny(action_noise=normal_noise())).learn(20))
 
 
 # What is written
@@ -96,7 +90,7 @@ ZOO = {
 def zoo_agent() -> TD3X:
     from rl_zoo3.utils import SimpleLinearSchedule
 
-    return make(counting_vec_env(3), **{**ZOO, "learning_rate": SimpleLinearSchedule(1e-3)})
+    return tiny_agent(counting_vec_env(3), **{**ZOO, "learning_rate": SimpleLinearSchedule(1e-3)})
 
 
 def her_agent() -> TD3X:
@@ -109,10 +103,10 @@ def her_agent() -> TD3X:
 
 
 WITHOUT_PICKLES: dict[str, Callable[[], TD3X]] = {
-    "default": make,
+    "default": tiny_agent,
     "zoo": zoo_agent,
     "her": her_agent,
-    "hooks": lambda: make(
+    "hooks": lambda: tiny_agent(
         reward_shaping=[
             FallPenalty(warmup=9),
             RewardScale(2.0),
@@ -121,13 +115,13 @@ WITHOUT_PICKLES: dict[str, Callable[[], TD3X]] = {
             RewardClip(-1, 1),
         ]
     ),
-    "made hook": lambda: make(reward_shaping=make_reward_shaping([FallPenalty(), RewardScale(2.0)])),
-    "schedule": lambda: make(learning_rate=FloatSchedule(LinearSchedule(1e-3, 1e-4, 0.5))),
-    "path": lambda: make(tensorboard_log=pathlib.Path("logs")),
-    "numpy numbers": lambda: make(gamma=np.float32(0.9), target_policy_noise=np.float64(0.1)),
-    "unusual numbers": lambda: make(seed=2**31),
-    "noise of lists": lambda: make(action_noise=NormalActionNoise([0.0], [0.1])),  # type: ignore[arg-type]
-    "noise of two shapes": lambda: make(
+    "made hook": lambda: tiny_agent(reward_shaping=make_reward_shaping([FallPenalty(), RewardScale(2.0)])),
+    "schedule": lambda: tiny_agent(learning_rate=FloatSchedule(LinearSchedule(1e-3, 1e-4, 0.5))),
+    "path": lambda: tiny_agent(tensorboard_log=pathlib.Path("logs")),
+    "numpy numbers": lambda: tiny_agent(gamma=np.float32(0.9), target_policy_noise=np.float64(0.1)),
+    "unusual numbers": lambda: tiny_agent(seed=2**31),
+    "noise of lists": lambda: tiny_agent(action_noise=NormalActionNoise([0.0], [0.1])),  # type: ignore[arg-type]
+    "noise of two shapes": lambda: tiny_agent(
         CountingEnv(action_space=spaces.Box(-1, 1, (4,), np.float32)),
         action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(4), initial_noise=np.zeros(4)),
     ),
@@ -190,7 +184,7 @@ def test_counters_are_whole_numbers(good: bytes) -> None:
 
 
 def test_saving_replaces_the_file_as_a_whole(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make()
+    model = tiny_agent()
     model.save(tmp_path / "agent")
     before = (tmp_path / "agent.zip").read_bytes()
 
@@ -205,7 +199,7 @@ def test_saving_replaces_the_file_as_a_whole(tmp_path: pathlib.Path, monkeypatch
 
 
 def test_names_and_folders_are_sb3_s(tmp_path: pathlib.Path) -> None:
-    model, sb3 = make(), TD3("MlpPolicy", CountingEnv(), **tiny())
+    model, sb3 = tiny_agent(), TD3("MlpPolicy", CountingEnv(), **tiny())
     (tmp_path / "ours" / "folder.d").mkdir(parents=True)
     (tmp_path / "sb3" / "folder.d").mkdir(parents=True)
     for folder, agent in ((tmp_path / "ours", model), (tmp_path / "sb3", sb3)):
@@ -219,13 +213,13 @@ def test_names_and_folders_are_sb3_s(tmp_path: pathlib.Path) -> None:
 
 
 def test_replaced_method_is_not_saved() -> None:
-    model = make()
+    model = tiny_agent()
     model.train = lambda *args, **kwargs: None  # type: ignore[method-assign]
     assert TD3X.load(io.BytesIO(saved(model))).train.__func__ is TD3X.train  # type: ignore[attr-defined]
 
 
 def test_include_and_exclude_are_sb3_s() -> None:
-    file = zip_of(make(), exclude=["ep_info_buffer"], include=["lr_schedule"])
+    file = zip_of(tiny_agent(), exclude=["ep_info_buffer"], include=["lr_schedule"])
     data = json.loads(hostile.members_of(file.getvalue())["data"])
     assert "ep_info_buffer" not in data
     assert "lr_schedule" in data
@@ -234,7 +228,7 @@ def test_include_and_exclude_are_sb3_s() -> None:
 
 def test_no_attribute_is_forgotten(good: bytes) -> None:
     """Each attribute of an agent is either saved or made again."""
-    model = make(action_noise=noise()).learn(20)
+    model = tiny_agent(action_noise=normal_noise()).learn(20)
     data = json.loads(hostile.members_of(good)["data"])
     assert vars(model).keys() <= {*data, *model._excluded_save_params()}
     assert not UNSAVED & data.keys()
@@ -249,7 +243,7 @@ def test_replay_buffer_in_the_agent_s_file() -> None:
     """SB3 can pickle the replay buffer there."""
     file = io.BytesIO()
     with pytest.raises(ValueError, match=r"include=\['replay_buffer'\] is not allowed, expected no replay_buffer"):
-        make().save(file, include=["replay_buffer"])
+        tiny_agent().save(file, include=["replay_buffer"])
     assert not file.getvalue()
     sb3_model = TD3("MlpPolicy", CountingEnv(), **tiny()).learn(10)
     sb3_model.save(file, include=["replay_buffer"])
@@ -298,167 +292,6 @@ def test_tensors_of_a_subclass_come_back() -> None:
     # The class has none
     assert not hasattr(TD3X.load(io.BytesIO(file.getvalue())), "log_alpha")
     loaded.set_parameters(io.BytesIO(file.getvalue()))
-
-
-# What only a pickle can hold
-
-
-class OwnNoise(ActionNoise):
-    """A user's noise."""
-
-    def __call__(self) -> np.ndarray:
-        return np.zeros(1)
-
-
-class OwnPolicy(TD3XPolicy):
-    """A user's policy."""
-
-
-class OwnBuffer(ReplayBuffer):
-    """A user's replay buffer."""
-
-
-def own_hook(batch: ShapingBatch) -> tuple[np.ndarray, np.ndarray]:
-    """A user's hook."""
-    return batch.rewards + 1, batch.terminations
-
-
-OWN: dict[str, tuple[str, Any]] = {
-    "learning_rate": ("learning_rate", lambda progress: 1e-3 * progress),
-    "qf_learning_rate": ("qf_learning_rate", lambda progress: 1e-3 * progress),
-    "action_noise": ("action_noise", OwnNoise()),
-    "replay_buffer_class": ("replay_buffer_class", OwnBuffer),
-    "reward_shaping": ("reward_shaping", own_hook),
-    "policy_kwargs": ("policy_kwargs", {"net_arch": [8], "activation_fn": type("Own", (nn.ReLU,), {})}),
-}
-
-
-@pytest.mark.parametrize("case", [*OWN, "policy_class"])
-def test_user_s_own_object_needs_trust_or_must_be_given(case: str, tmp_path: pathlib.Path) -> None:
-    if case == "policy_class":
-        value: Any = OwnPolicy
-        model = TD3X(OwnPolicy, CountingEnv(), **tiny())
-    else:
-        _, value = OWN[case]
-        model = make(**{case: value})
-    path = tmp_path / "agent.zip"
-    model.learn(12).save(path)
-    assert f"pickled.{case}.pkl" in hostile.members_of(path.read_bytes())
-    with pytest.raises(ValueError, match=rf"agent\.zip .*{case}.*custom_objects.*trusted=True"):
-        TD3X.load(path)
-    assert case in describe_agent(path)
-    for kwargs in ({"trusted": True}, {"custom_objects": {case: value}}, {case: value}):
-        loaded = TD3X.load(path, env=CountingEnv(), **kwargs)
-        assert type(getattr(loaded, case)) is type(value)
-        loaded.learn(12)
-    # Weights need no trust
-    model.set_parameters(path)
-
-
-def test_object_that_cannot_be_built_from_its_attributes_is_pickled(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "agent.zip"
-    theta: Any = np.array([0.15])
-    make(action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1), theta)).learn(12).save(path)
-    with pytest.raises(ValueError, match=r"agent\.zip .*action_noise.*trusted=True"):
-        TD3X.load(path)
-    noise = TD3X.load(path, trusted=True).action_noise
-    assert isinstance(noise, OrnsteinUhlenbeckActionNoise)
-    assert noise._theta == theta
-    assert TD3X.load(path, action_noise=None).action_noise is None
-
-
-class OwnExtractor(FlattenExtractor):
-    """A user's features extractor, whose constructor looks at tensors."""
-
-    def __init__(self, observation_space: spaces.Space, table: Any) -> None:
-        super().__init__(observation_space)
-        self.scale = 1 / th.as_tensor(table, dtype=th.float32).sum().item()
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return super().forward(observations) * self.scale
-
-
-OWN_NETWORKS: dict[str, dict[str, Any]] = {
-    "table": {"features_extractor_class": OwnExtractor, "features_extractor_kwargs": {"table": list(range(101))}},
-    "number": {"features_extractor_class": OwnExtractor, "features_extractor_kwargs": {"table": 2_000_000}},
-    "partial": {"features_extractor_class": functools.partial(OwnExtractor, table=[1.0])},
-    "function": {"features_extractor_class": lambda space: OwnExtractor(space, [1.0])},
-}
-
-
-def own_networks(case: str) -> dict[str, Any]:
-    return {"net_arch": [8], **OWN_NETWORKS[case]}
-
-
-@pytest.mark.parametrize("case", OWN_NETWORKS)
-def test_user_s_own_networks_come_back(case: str) -> None:
-    model = make(policy_kwargs=own_networks(case)).learn(12)
-    content = saved(model)
-    with pytest.raises(ValueError, match=r"policy_kwargs.*custom_objects.*trusted=True"):
-        TD3X.load(io.BytesIO(content))
-    given = own_networks(case)
-    for kwargs in ({"trusted": True}, {"custom_objects": {"policy_kwargs": given}}, {"policy_kwargs": given}):
-        loaded = TD3X.load(io.BytesIO(content), env=CountingEnv(), **kwargs)
-        obs = model.observation_space.sample()
-        np.testing.assert_array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
-        loaded.learn(12)
-
-
-def test_tensors_of_other_networks_than_the_user_s_own_are_refused() -> None:
-    kwargs = own_networks("table")
-    others = hostile.members_of(saved(make(policy_kwargs={**kwargs, "net_arch": [9]})))
-    content = hostile.with_members(saved(make(policy_kwargs=kwargs)), policy__pth=others["policy.pth"])
-    with pytest.raises((ValueError, RuntimeError), match="size mismatch"):
-        TD3X.load(io.BytesIO(content), trusted=True)
-
-
-def test_training_with_the_user_s_own_networks_is_resumed(tmp_path: pathlib.Path) -> None:
-    make(policy_kwargs=own_networks("number")).learn(20, ResumableCheckpoint(tmp_path))
-    with pytest.raises(ValueError, match=r"policy_kwargs.*trusted=True"):
-        TD3X.resume(tmp_path, CountingEnv())
-    model = TD3X.resume(tmp_path, CountingEnv(), trusted=True)
-    assert model.learn(10, ResumableCheckpoint(tmp_path), reset_num_timesteps=False).num_timesteps == 30
-
-
-def test_trusted_file_of_a_class_that_is_not_here(good_sb3: bytes) -> None:
-    content = hostile.with_pickle(good_sb3, "anything", b"cnot_installed\nNothing\n.")
-    with pytest.raises(ValueError, match=r"bad anything: cannot.*ModuleNotFoundError.*custom_objects"):
-        TD3X.load(io.BytesIO(content), trusted=True)
-    TD3X.load(io.BytesIO(content), trusted=True, custom_objects={"anything": 1})
-
-
-def test_hook_that_a_file_names_is_not_imported(tmp_path: pathlib.Path) -> None:
-    path, sentinel = tmp_path / "agent.zip", tmp_path / "sentinel"
-    content = saved(make())
-    for spec in (
-        {"os.mkdir": {"path": str(sentinel)}},
-        {"subprocess.Popen": {"args": ["mkdir", str(sentinel)]}},
-        [{"sb3_td3x.shaping.RewardScale": {"scale": 1.0}}, {"os.mkdir": {"path": str(sentinel)}}],
-        {"sb3_td3x.shaping.PotentialShaping": {"potential": {"subprocess.Popen": {"args": ["mkdir", str(sentinel)]}}}},
-        {"sb3_td3x.shaping.ShapingChain": {"hooks": [{"subprocess.Popen": {"args": ["mkdir", str(sentinel)]}}]}},
-        f"{__name__}.own_hook",
-    ):
-        path.write_bytes(hostile.with_data(content, reward_shaping=spec))
-        loaded = TD3X.load(path, env=CountingEnv())
-        loaded.predict(np.zeros(2, np.float32))
-        for learn in (loaded.learn, loaded.learn):
-            with pytest.raises(ValueError, match=r"reward_shaping=.*trusted=True"):
-                learn(10)
-        # A copy is no more trusted
-        path.write_bytes(saved(loaded))
-        with pytest.raises(ValueError, match=r"reward_shaping=.*trusted=True"):
-            TD3X.load(path, env=CountingEnv()).learn(10)
-    assert not sentinel.exists()
-    TD3X.load(path, env=CountingEnv(), reward_shaping=f"{__name__}.own_hook").learn(10)
-    TD3X.load(path, env=CountingEnv(), trusted=True).learn(10)
-    loaded.reward_shaping = own_hook
-    loaded.learn(10)
-
-
-def test_built_in_hook_that_a_file_names_is_made() -> None:
-    model = make(reward_shaping=[{"sb3_td3x.shaping.RewardScale": {"scale": 2}}, "sb3_td3x.shaping.FallPenalty"])
-    loaded = TD3X.load(io.BytesIO(saved(model)), env=CountingEnv()).learn(3)
-    np.testing.assert_array_equal(loaded.replay_buffer.rewards[:3, 0], [2, 4, 6])
 
 
 # Agents of SB3

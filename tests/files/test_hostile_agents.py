@@ -14,9 +14,9 @@ import hostile
 import numpy as np
 import pytest
 import torch as th
-from agents import make, noise, zip_of
-from envs import CountingEnv, tiny
+from envs import CountingEnv, tiny, tiny_agent, zip_of
 from gymnasium import spaces
+from noises import normal_noise
 from stable_baselines3 import TD3
 
 from sb3_td3x import TD3X
@@ -28,19 +28,19 @@ from sb3_td3x.files.records import to_record
 @pytest.fixture(scope="module")
 def good() -> bytes:
     """Return the file of a tiny agent."""
-    return zip_of(make(action_noise=noise()).learn(20)).getvalue()
+    return zip_of(tiny_agent(action_noise=normal_noise()).learn(20)).getvalue()
 
 
 @pytest.fixture(scope="module")
 def good_sb3() -> bytes:
     """Return the file of the same agent of SB3."""
-    return zip_of(TD3("MlpPolicy", CountingEnv(), **tiny(action_noise=noise())).learn(20)).getvalue()
+    return zip_of(TD3("MlpPolicy", CountingEnv(), **tiny(action_noise=normal_noise())).learn(20)).getvalue()
 
 
 def assert_refused(content: bytes, path: pathlib.Path, *readers: Any) -> None:
     """Check that each reader refuses the file in one sentence that names it."""
     path.write_bytes(content)
-    for read in readers or (TD3X.load, make().set_parameters):
+    for read in readers or (TD3X.load, tiny_agent().set_parameters):
         message = hostile.refusal(lambda read=read: read(path))  # type: ignore[misc]
         assert message is not None
         assert str(path) in message
@@ -53,7 +53,7 @@ def test_gadget_that_sb3_would_run_is_refused(attribute: str, good_sb3: bytes, t
         content = hostile.with_pickle(good_sb3, attribute, gadget(str(sentinel)))
         assert_refused(content, path, TD3X.load)
         describe_agent(path)
-        make().set_parameters(path)
+        tiny_agent().set_parameters(path)
         assert not sentinel.exists(), name
 
 
@@ -117,6 +117,15 @@ def test_hostile_state_is_refused(good: bytes, tmp_path: pathlib.Path) -> None:
                 assert not sentinel.exists()
 
 
+@pytest.mark.parametrize("entry", [{"nothing": th.zeros(3)}, {"step": "many"}, {"step": None}], ids=str)
+def test_optimizer_s_state_that_pytorch_does_not_know_is_refused(
+    good: bytes, tmp_path: pathlib.Path, entry: Any
+) -> None:
+    groups = tiny_agent().get_parameters()["actor.optimizer"]["param_groups"]
+    state = hostile.torch_file({"state": {0: entry}, "param_groups": groups})
+    assert_refused(hostile.with_members(good, actor__optimizer__pth=state), tmp_path / "agent.zip")
+
+
 def hostile_data(good: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield files with attributes that no agent has."""
     array = {"__type__": "array", "dtype": "<f4", "shape": [2], "data": base64.b64encode(bytes(8)).decode()}
@@ -135,6 +144,7 @@ def hostile_data(good: bytes) -> Iterator[tuple[str, bytes]]:
         "array larger than its data": {"_last_obs": {**array, "shape": [2**40]}},
         "array of structures": {"_last_obs": {**array, "dtype": "V" + "9" * 12}},
         "wide layers": {"policy_kwargs": {"net_arch": [2**40]}},
+        "layers that are too wide for PyTorch": {"policy_kwargs": {"net_arch": [2**70]}},
         "wide layers that could be made": {"policy_kwargs": {"net_arch": [2**20, 2**20]}},
         "many layers": {"policy_kwargs": {"net_arch": [8] * 101}},
         "many layers of the actor": {"policy_kwargs": {"net_arch": {"pi": [1] * 10**6, "qf": [1]}}},

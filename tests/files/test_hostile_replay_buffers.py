@@ -140,7 +140,7 @@ def test_infos_of_a_pickle_that_grow_are_refused() -> None:
     content = pickle.dumps(replay_buffer)
     with pytest.raises(ValueError, match="too large: its objects take many times the memory"):
         model.load_replay_buffer(io.BytesIO(content))
-    # A small info may stand in all rows
+    # The same small info may be in all rows
     replay_buffer.infos[...] = {"x": 1}
     model.load_replay_buffer(io.BytesIO(pickle.dumps(replay_buffer)))
 

@@ -80,7 +80,7 @@ def test_rows_come_back_after_any_number_of_files(kind: str, size: int, tmp_path
         assert sum(last - first for first, last in written.ranges) <= 2 * size
 
 
-def test_long_list_of_files_begins_anew(tmp_path: Path) -> None:
+def test_too_many_files_are_replaced_by_one(tmp_path: Path) -> None:
     replay_buffer, written = make("packed", 1000), None
     rng = np.random.default_rng(0)
     for _ in range(502):

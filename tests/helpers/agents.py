@@ -1,36 +1,14 @@
-"""Tiny agents, what they save, and comparisons of agents."""
+"""Comparisons of agents, and the same updates for several."""
 
-import io
 from typing import Any
 
 import numpy as np
 import torch as th
-from envs import CountingEnv, tiny
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import configure_logger
-
-from sb3_td3x import TD3X
-
-
-def make(env: Any = None, **kwargs: Any) -> TD3X:
-    """Make a tiny agent."""
-    return TD3X("MlpPolicy", CountingEnv() if env is None else env, **tiny(**kwargs))
-
-
-def noise(sigma: float = 0.1) -> NormalActionNoise:
-    return NormalActionNoise(np.zeros(1), sigma * np.ones(1))
-
-
-def zip_of(model: BaseAlgorithm, **kwargs: Any) -> io.BytesIO:
-    """Return what ``save`` writes, ready to be read."""
-    file = io.BytesIO()
-    model.save(file, **kwargs)
-    file.seek(0)
-    return file
 
 
 def sample_obs(model: BaseAlgorithm, number: int = 20) -> Any:

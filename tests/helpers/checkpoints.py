@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from envs import counting_vec_env, tiny
+from envs import counting_vec_env, tiny_agent
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
@@ -31,7 +31,8 @@ def goal_env() -> gym.Env:
 
 def counting_agent(n_envs: int = 1, **kwargs: Any) -> TD3X:
     """Make a tiny agent for envs that count their steps."""
-    return TD3X("MlpPolicy", counting_vec_env(n_envs), **tiny(**kwargs))
+    model: TD3X = tiny_agent(counting_vec_env(n_envs), **kwargs)
+    return model
 
 
 def fail() -> None:
@@ -40,7 +41,7 @@ def fail() -> None:
 
 def saved_timesteps(folder: Path) -> int:
     """Return the number of env timesteps of the newest checkpoint."""
-    return int(newest_whole_checkpoint(folder).state["num_timesteps"])
+    return newest_whole_checkpoint(folder).num_timesteps
 
 
 def resume_and_train(folder: Path, env: VecEnv, total: int, *callbacks: BaseCallback, **kwargs: Any) -> TD3X:

@@ -47,10 +47,10 @@ def tiny_agent(env: Any = None, policy: Any = "MlpPolicy", cls: Any = TD3X, **kw
     return cls(policy, CountingEnv() if env is None else env, **tiny(**kwargs))
 
 
-def zip_of(model: Any) -> io.BytesIO:
-    """Save an agent in memory, and return the zip file at its start."""
+def zip_of(model: Any, **kwargs: Any) -> io.BytesIO:
+    """Save an agent in memory, with arguments of ``save``, and return the zip file at its start."""
     file = io.BytesIO()
-    model.save(file)
+    model.save(file, **kwargs)
     file.seek(0)
     return file
 
