@@ -174,7 +174,7 @@ class PackedReplayBuffer(NStepReplayBuffer):
 
         :param obs: observations, (n_envs, ...), or a dictionary of such arrays
         :param next_obs: observations that the actions led to
-        :param action: scaled actions, (n_envs, *action_shape)
+        :param action: scaled actions, ``(n_envs, *action_shape)``
         :param reward: rewards, (n_envs,)
         :param done: whether the episode ended, by termination or time-out, (n_envs,)
         :param infos: the envs' infos

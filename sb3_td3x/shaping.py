@@ -37,7 +37,7 @@ class ShapingBatch:
     :param observations: Observations that the actions were chosen for, of shape (n_envs, ...);
         a dictionary of such arrays for Dict spaces
     :param actions: Actions as sent to the environment, in its own action space (not scaled to [-1, 1]),
-        of shape (n_envs, *action_shape)
+        of shape ``(n_envs, *action_shape)``
     :param rewards: Rewards of the environment, float32 of shape (n_envs,)
     :param next_observations: Observations after the step. At the end of an episode this is the true last observation,
         not the first one of the next episode
@@ -171,7 +171,7 @@ class RewardOffset(RewardShaping):
 @register_object("weight", "warmup")
 class ActionCost(RewardShaping):
     """
-    Subtract a cost of each action from the rewards: r - w Σ_i |a_i|.
+    Subtract a cost of each action from the rewards: ``r - w Σ_i |a_i|``.
 
     Use it where an agent's actions cost more return than they gain, such as torque in BipedalWalker: discounting favors
     speed over economy. A cost from the start can teach the agent to end episodes early; a warmup avoids that.
