@@ -285,6 +285,11 @@ class PackedReplayBuffer(NStepReplayBuffer):
         )
         return batch
 
+    def _first_number(self, column: str) -> int:
+        """Return where a column begins in a row."""
+        names = [*self._row]
+        return sum(math.prod(self._row[name]) for name in names[: names.index(column)])
+
     def _split(self, rows: th.Tensor) -> Blocks:
         """Return the columns of a batch of rows; single numbers as (batch_size, 1)."""
         parts = rows.split_with_sizes([math.prod(shape) for shape in self._row.values()], dim=1)
@@ -306,8 +311,9 @@ class PackedReplayBuffer(NStepReplayBuffer):
         """
         offsets = th.arange(self.n_steps, device=rows.device) * self.n_envs
         sequences = (indices.unsqueeze(1) + offsets) % len(rows)
-        parts = self._split(rows.index_select(0, sequences.flatten()))
-        rewards, dones, timeouts = (parts[name].view(sequences.shape) for name in ("rewards", "dones", "timeouts"))
+        # These three columns are neighbours
+        columns = rows.narrow(1, self._first_number("rewards"), 3).index_select(0, sequences.flatten())
+        rewards, dones, timeouts = columns.view(*sequences.shape, 3).unbind(2)
         if normalizer is not None:
             rewards = normalizer.rewards(rewards)
         is_newest = sequences.div(self.n_envs, rounding_mode="floor") == self._newest_step
