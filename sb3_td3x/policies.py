@@ -100,7 +100,7 @@ class StackedLinear(nn.Module):
 
 class StackedLayerNorm(nn.Module):
     """
-    One layer normalisation of each critic, with separate weights for each.
+    One layer normalization of each critic, with separate weights for each.
 
     :param layers: this layer of each critic, in the critics' order
     """
@@ -113,17 +113,17 @@ class StackedLayerNorm(nn.Module):
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
-        Normalise the inputs of all critics.
+        Normalize the inputs of all critics.
 
         :param x: inputs, (n_critics, batch, features)
         :return: outputs of the same shape
         """
-        normalised = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
-        return th.addcmul(self.bias.unsqueeze(1), normalised, self.weight.unsqueeze(1))
+        normalized = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
+        return th.addcmul(self.bias.unsqueeze(1), normalized, self.weight.unsqueeze(1))
 
     def first(self, x: th.Tensor) -> th.Tensor:
         """
-        Normalise the inputs of the first critic.
+        Normalize the inputs of the first critic.
 
         :param x: inputs, (batch, features)
         :return: outputs of the same shape
@@ -197,7 +197,7 @@ class CriticEnsemble(BaseModel):
     :param n_critics: Number of critics
     :param share_features_extractor: Whether the features extractor is shared with the actor. A shared extractor learns
         from the actor's loss only
-    :param layer_norm: Whether to normalise each hidden layer before its activation (Ba et al. 2016)
+    :param layer_norm: Whether to normalize each hidden layer before its activation (Ba et al. 2016)
     """
 
     features_extractor: BaseFeaturesExtractor
@@ -352,7 +352,7 @@ class SeparateCritics(ContinuousCritic):
     """
     SB3's critics, one network each, for activations and optimizers that ``CriticEnsemble`` does not support.
 
-    :param layer_norm: Whether to normalise each hidden layer before its activation
+    :param layer_norm: Whether to normalize each hidden layer before its activation
     """
 
     def __init__(
@@ -389,9 +389,9 @@ class SeparateCritics(ContinuousCritic):
 
 class Actor(TD3Actor):
     """
-    SB3's deterministic actor, with optional layer normalisation.
+    SB3's deterministic actor, with optional layer normalization.
 
-    :param layer_norm: Whether to normalise each hidden layer before its activation
+    :param layer_norm: Whether to normalize each hidden layer before its activation
     """
 
     def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
@@ -417,9 +417,9 @@ class Actor(TD3Actor):
 class StochasticActor(SACActor):
     """
     A squashed Gaussian actor, for studies without TD3's deterministic policy: SAC's actor, trained by
-    reparameterisation without an entropy term.
+    reparameterization without an entropy term.
 
-    :param layer_norm: Whether to normalise each hidden layer before its activation
+    :param layer_norm: Whether to normalize each hidden layer before its activation
     """
 
     def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
@@ -454,7 +454,7 @@ class TD3XPolicy(TD3Policy):
     :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
     :param n_critics: Number of critics, at least 1
     :param share_features_extractor: Whether to share or not the features extractor between the actor and the critics
-    :param layer_norm: Whether to normalise the critics' hidden layers before their activation (Ba et al. 2016)
+    :param layer_norm: Whether to normalize the critics' hidden layers before their activation (Ba et al. 2016)
     :param actor_layer_norm: The same for the actor
     :param critic_activation_fn: Activation function of the critics: a class or a name such as ``"tanh"``, see
         ``ACTIVATIONS``; None: ``activation_fn``

@@ -34,7 +34,7 @@ _SB3_POLICIES: dict[type[BasePolicy], type[BasePolicy]] = {own: sb3 for sb3, own
 # Options of the networks that SB3 lacks
 _OWN_NETWORK_OPTIONS = ("layer_norm", "actor_layer_norm", "critic_activation_fn", "stochastic_actor")
 
-# Arguments that SB3's TD3 lacks, with the values that correspond to SB3's behaviour
+# Arguments that SB3's TD3 lacks, with the values that correspond to SB3's behavior
 _OWN_ARGUMENTS = {
     "qf_learning_rate": None,
     "action_noise_decay": 1.0,

@@ -326,7 +326,7 @@ def _wait_for(device: th.device) -> None:
 
 @contextlib.contextmanager
 def _side_stream(device: th.device) -> Iterator[None]:
-    """Run the block on another stream of a GPU, where CUDA's libraries initialise before a capture."""
+    """Run the block on another stream of a GPU, where CUDA's libraries initialize before a capture."""
     if device.type != "cuda":
         yield
         return

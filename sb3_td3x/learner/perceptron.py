@@ -48,9 +48,9 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 
 class LayerNorm:
     """
-    The layer normalisation of one network, or of n networks at once (Ba et al. 2016).
+    The layer normalization of one network, or of n networks at once (Ba et al. 2016).
 
-    :param weight: factor of the normalised features, (features,) or (n, 1, features)
+    :param weight: factor of the normalized features, (features,) or (n, 1, features)
     :param bias: added to them, of the same shape
     :param eps: added to the variance
     :param weight_grad: memory for the gradient of the weight, (features,) or (n, features); None if it is not learned
@@ -70,14 +70,14 @@ class LayerNorm:
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
-        Normalise features, and keep what ``backward`` needs.
+        Normalize features, and keep what ``backward`` needs.
 
         :param x: features, (b, features) or (n, b, features)
-        :return: normalised features of the same shape
+        :return: normalized features of the same shape
         """
         self._x = x
-        self._normalised, self._mean, self._rstd = aten.native_layer_norm(x, x.shape[-1:], None, None, self.eps)
-        return th.addcmul(self.bias, self._normalised, self.weight)
+        self._normalized, self._mean, self._rstd = aten.native_layer_norm(x, x.shape[-1:], None, None, self.eps)
+        return th.addcmul(self.bias, self._normalized, self.weight)
 
     def backward(self, grad: th.Tensor) -> th.Tensor:
         """
@@ -87,7 +87,7 @@ class LayerNorm:
         :return: gradient of its argument
         """
         if self.weight_grad is not None:
-            th.sum(grad * self._normalised, dim=-2, out=self.weight_grad)
+            th.sum(grad * self._normalized, dim=-2, out=self.weight_grad)
             th.sum(grad, dim=-2, out=self.bias_grad)
         grads: tuple[th.Tensor, ...] = aten.native_layer_norm_backward(
             grad * self.weight, self._x, grad.shape[-1:], self._mean, self._rstd, None, None, [True, False, False]
@@ -356,7 +356,7 @@ class MlpNetworks:
 
 def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
     """
-    Return whether the modules are linear layers with a bias, each followed by at most one layer normalisation and then
+    Return whether the modules are linear layers with a bias, each followed by at most one layer normalization and then
     at most one of ``ACTIVATIONS``.
     """
     allowed: tuple[str, ...] = ("linear",)
@@ -403,7 +403,7 @@ def _layers(modules: list[nn.Module], is_learned: bool, broadcast: Callable[[th.
     """
     Return modules as layers.
 
-    :param modules: linear layers, layer normalisations and activations, in an order that ``_is_perceptron`` accepts
+    :param modules: linear layers, layer normalizations and activations, in an order that ``_is_perceptron`` accepts
     :param is_learned: whether the parameters have memory for gradients
     :param broadcast: reshapes a vector for adding it to (b, out) or (n, b, out)
     """

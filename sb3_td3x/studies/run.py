@@ -26,8 +26,8 @@ from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.plan import FINAL_EPISODES, FINAL_SEED, VALUE_SEED, VALUE_STATES, Run
 from sb3_td3x.studies.results import RunRecord, write_record
-from sb3_td3x.zoo.register import ALGO, checkpoint_folder
-from sb3_td3x.zoo.runs import ZooRun
+from sb3_td3x.zoo.register import ALGO
+from sb3_td3x.zoo.runs import ZooRun, checkpoint_folder
 
 PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "torch", "numpy")
 # Seconds between looks at whether the training has ended

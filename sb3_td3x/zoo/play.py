@@ -4,28 +4,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.td3x import TD3X
-from sb3_td3x.zoo.runs import ZooRun, load_vec_normalize, play_steps, read_zoo_yaml
-
-# For callers that have not switched to `runs` yet
-__all__ = ["config_folder", "load_player", "load_vec_normalize", "make_env", "play", "read_zoo_yaml"]
-
-
-def make_env(folder: Path, render: bool = False, seed: int | None = None, n_envs: int = 1) -> VecEnv:
-    """Make the env of a run's folder of settings."""
-    return ZooRun(folder.parent).make_env(n_envs, seed, render)
-
-
-def config_folder(folder: Path) -> Path:
-    """Return a run's folder of settings."""
-    return ZooRun(folder).config_folder
-
-
-def load_player(path: Path) -> TD3X:
-    """Load an agent for playing."""
-    return TD3X.load(path, device="cpu", buffer_size=1, reward_shaping=None, learning_rate=0.0, qf_learning_rate=None)
+from sb3_td3x.zoo.runs import ZooRun, play_steps
 
 
 def play(

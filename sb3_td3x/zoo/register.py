@@ -16,10 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from sb3_td3x.td3x import TD3X
-from sb3_td3x.zoo.runs import checkpoint_folder
 from sb3_td3x.zoo.search_space import BEST_TRIAL, convert_td3x_params, sample_td3x_params
-
-__all__ = ["ALGO", "checkpoint_folder", "hyperparams_path"]
 
 ALGO = "td3x"
 

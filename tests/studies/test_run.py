@@ -18,7 +18,7 @@ from sb3_td3x.studies import run as run_module
 from sb3_td3x.studies.plan import Run
 from sb3_td3x.studies.results import read_record, write_record
 from sb3_td3x.studies.run import RunError, _train, do_run
-from sb3_td3x.zoo.register import checkpoint_folder
+from sb3_td3x.zoo.runs import checkpoint_folder
 
 ENV = "StudyPoint-v0"
 
