@@ -17,6 +17,7 @@ STARTUP_FILES = ("sb3_td3x.pth", "sb3_td3x.start")
 # Commands with a parser of their own: the module whose `main` runs them, and their help
 DELEGATED = {
     "study": ("sb3_td3x.studies.command", "train many runs, compare them and write a report"),
+    "export": ("sb3_td3x.export", "write an agent's actor to an ONNX file"),
     "agents": ("sb3_td3x.agents.command", "publish, evaluate, plot and animate trained agents"),
 }
 

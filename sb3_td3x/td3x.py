@@ -605,7 +605,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
     def load(
         cls: type[SelfTD3X],
         path: SavePath,
-        env: GymEnv | None = None,
+        env: GymEnv | str | None = None,
         device: th.device | str = "auto",
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
@@ -618,7 +618,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         file is run, unless it is trusted. Attributes that ``save`` was told to exclude have their defaults.
 
         :param path: path to the file (or a file-like) where to load the agent from
-        :param env: the new environment to run the loaded model on (can be None if you only need prediction)
+        :param env: the new environment to run the loaded model on, or its id (can be None if you only need prediction)
         :param device: Device on which the code should run.
         :param custom_objects: Dictionary of objects to replace upon loading
         :param print_system_info: Whether to print system info from the saved model and the current system info
@@ -650,7 +650,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         if not (trusted or "reward_shaping" in {**(custom_objects or {}), **kwargs}):
             model._untrusted_reward_shaping = model.reward_shaping
         if env is not None:
-            env = cls._wrap_env(env, model.verbose)
+            env = cls._wrap_env(maybe_make_env(env, model.verbose), model.verbose)
             model.n_envs = env.num_envs
             model.set_env(env, force_reset)
         model._setup_model()

@@ -1,0 +1,91 @@
+"""The examples in README.md and docs/: Python runs, and commands are parsed by their own parsers."""
+
+import argparse
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from sb3_td3x.zoo import register
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "build" not in page.relative_to(ROOT).parts]
+# A fenced block, perhaps after the comment that it is not run
+BLOCK = re.compile(r"^(<!-- not run: .*? -->\n\n)?```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Trainings are cut to this many steps
+STEPS = 150
+
+
+class ParsedError(Exception):
+    """The arguments were accepted."""
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    for not_run, name, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if name == language and not not_run:
+            yield code
+
+
+def commands() -> Iterator[Any]:
+    for page in PAGES:
+        for code in blocks(page, "bash"):
+            for line in code.replace("\\\n", " ").splitlines():
+                line = re.sub(r"\$\{?\w+\}?", "1", line)
+                for command in re.findall(r"(?:\bpython (?:-m |scripts/)|^td3x )[^#|&;>]*", line):
+                    yield pytest.param(command.strip(), id=f"{page.relative_to(ROOT)}: {command.strip()}")
+
+
+PYTHON_PAGES = [
+    pytest.param(code, id=str(page.relative_to(ROOT))) for page in PAGES if (code := "\n".join(blocks(page, "python")))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", PYTHON_PAGES)
+def test_python_runs(code: str, tmp_path: Path) -> None:
+    """All blocks of a page are one script."""
+    for module in ("onnxruntime", "minari"):
+        if f"import {module}" in code:
+            pytest.importorskip(module)
+    code = re.sub(r"(\.learn\()[\d_]+", rf"\g<1>{STEPS}", code)
+    (tmp_path / "page.py").write_text(code)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("command", [*commands()])
+def test_commands_are_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse_known_args = argparse.ArgumentParser.parse_known_args
+
+    def parse_args(parser: Any, args: Any = None, namespace: Any = None) -> NoReturn:
+        _, unknown = parse_known_args(parser, args, namespace)
+        assert not unknown
+        raise ParsedError
+
+    first, *arguments = shlex.split(command)
+    module = "sb3_td3x"
+    if first == "python":
+        first, *arguments = arguments
+        module = arguments.pop(0) if first == "-m" else ""
+    if module.split(".")[0] not in ("rl_zoo3", "sb3_td3x", ""):
+        pytest.skip("not a command of the zoo or of ours")
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    # This happens when a process imports the zoo for the first time
+    monkeypatch.setattr(sys, "argv", register._without_best_trial([first, *arguments]))
+    if not module:
+        monkeypatch.syspath_prepend(str(ROOT / first.rpartition("/")[0]))
+    with pytest.raises(ParsedError):
+        runpy.run_module(module, run_name="__main__") if module else runpy.run_path(
+            str(ROOT / first), run_name="__main__"
+        )
