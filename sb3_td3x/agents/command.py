@@ -85,7 +85,7 @@ def _make_parser() -> argparse.ArgumentParser:
     animate.add_argument("-o", "--output", type=Path, help="GIF file (default: ENV.gif)")
     animate.add_argument("--best", action="store_true", help="the best agent of the evaluations, not the last")
     animate.add_argument("--seed", type=at_least(0), default=100_000, help="of the episode (default: %(default)s)")
-    animate.add_argument("--every", type=at_least(1), help="show each so-many-th step (default: about 125 frames)")
+    animate.add_argument("--every", type=at_least(1), help="show each Nth step (default: about 125 frames)")
     animate.add_argument("--width", type=at_least(100), default=400, help="in pixels (default: %(default)s)")
     animate.add_argument("--trusted", action="store_true", help="the run is your own and may execute code")
     for command in (publish, evaluate, plot, animate):

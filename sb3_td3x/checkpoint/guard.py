@@ -1,4 +1,4 @@
-"""What surrounds a training with checkpoints, from its first moment to its last."""
+"""What ``TD3X.learn`` does around a training with checkpoints: locks, saving before errors, logging."""
 
 import contextlib
 from collections.abc import Iterator

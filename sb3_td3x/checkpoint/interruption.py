@@ -87,7 +87,7 @@ class TerminationRequest:
 
 def describe_workers(env: VecEnv | None) -> list[str]:
     """
-    Describe envs that run in processes. Ask while these are alive.
+    Describe envs that run in processes. Call this while they are alive.
 
     :param env: the envs of the training
     :return: a description of each env; empty if they do not run in processes

@@ -120,7 +120,7 @@ def write_agent(
     excluded |= {name.split(".")[0] for name in (*state_dicts, *variables)}
     data, pickles = {}, {}
     for name, value in {**vars(model), **changed}.items():
-        # A method that a user has replaced in the object is no attribute
+        # A method that a user replaced on the object is not an attribute
         if name in excluded or _is_method(type(model), name):
             continue
         try:

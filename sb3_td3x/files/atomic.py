@@ -25,7 +25,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Open a temporary file for writing. At the end of the ``with`` block it is flushed to the disk and replaces the file
     at ``path``, unless the block raised an exception.
 
-    :param path: where the file shall be; a symbolic link is followed, and an old file's permissions are kept
+    :param path: destination; a symbolic link is followed, and an old file's permissions are kept
     :return: the temporary file, open for writing and seeking
     :raises OSError: the file cannot be written, or the disk is full; the old file is untouched
     """
@@ -94,7 +94,7 @@ def open_for_saving(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
     """
     Open a file by the rules of SB3's ``save`` methods, but write it with ``atomic_write``.
 
-    :param path: where the file shall be, or a file-like object, which is written directly. Missing folders are made;
+    :param path: destination, or a file-like object, which is written directly. Missing folders are made;
         if a folder has the name, ``_2`` is added to it
     :param suffix: suffix for names without one, without the dot
     :return: the file, open for writing

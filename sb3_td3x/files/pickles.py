@@ -67,7 +67,7 @@ class PersistentId(Pickled):
 
 
 class _Result(Pickled):
-    """The result of a call of the result of a call, which nothing is made of."""
+    """The result of calling the result of a call. No object is made from it."""
 
     path = "call of a result"
 
@@ -81,7 +81,7 @@ class _Operations(dict[int, Any]):
 
 _Base: Any = pickle._Unpickler
 
-# All that the picklers of Python, SB3 and PyTorch write for what an agent holds
+# All operations that Python, SB3 and PyTorch write for the contents of an agent
 _OPERATIONS = (
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.MEMOIZE),
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.BINPERSID),
@@ -99,7 +99,7 @@ class _Reader(_Base):  # type: ignore[misc]
     """
     Python's own reader of pickles, limited to the operations above.
 
-    It is the version in Python, because the one in C takes memory for whatever number a pickle names.
+    It is the version in Python, because the one in C allocates as much memory as a pickle claims to need.
 
     :param file: the pickle
     :param file_name: name of the file in errors
@@ -183,11 +183,11 @@ def names_in_pickle(file: BinaryIO) -> list[str]:
     return sorted(reader.named)
 
 
-# Objects of what a pickle says
+# From the records of a pickle to objects
 
 _ARRAYS = ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
 _GENERATOR = "numpy.random._pickle.__generator_ctor"
-# Of spaces of Gym. SB3 makes new generators when it converts these spaces
+# Random generators of Gym's spaces. SB3 makes new ones when it converts these spaces
 _OLD_GENERATORS = ("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator")
 _FUNCTIONS = frozenset(
     {
@@ -195,7 +195,7 @@ _FUNCTIONS = frozenset(
         *("numpy.ndarray", "numpy.dtype", "collections.deque", "collections.OrderedDict", "torch.device"),
         *(_GENERATOR, *_OLD_GENERATORS, "numpy.random._pickle.__bit_generator_ctor"),
         *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
-        # The seed of a generator, which its state makes superfluous
+        # The seed of a generator, which is not needed beside its state
         "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
         *("numpy.random.bit_generator.SeedSequence", "numpy.random._bit_generator.SeedSequence"),
     }
@@ -215,21 +215,21 @@ Maker = Callable[[Pickled], Any]
 
 def from_pickle(value: Any, pickle_bytes: int, makers: Mapping[str, Maker] | None = None) -> Any:
     """
-    Make objects of what a pickle says.
+    Make objects from the records of a pickle.
 
     :param value: the result of ``read_pickle``, or a part of it
     :param pickle_bytes: size of the pickle. Its objects may take a multiple of that: a small pickle can name the same
         part in many places
     :param makers: functions that make objects of further classes and functions, by the module paths of these
     :return: the object
-    :raises ValueError: it is none of a registered class, or too large
+    :raises ValueError: it is not of a registered class, or too large
     """
     return _Converter(MAX_PICKLE_GROWTH * pickle_bytes, makers or {}).convert(value)
 
 
 class _Converter:
     """
-    Makes objects of what a pickle says.
+    Makes objects from the records of a pickle.
 
     :param max_bytes: memory that all objects together may take
     :param makers: functions that make objects of further classes

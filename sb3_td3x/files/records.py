@@ -41,7 +41,7 @@ AnyClass = TypeVar("AnyClass", bound=type)
 
 
 class NotARecordError(TypeError):
-    """Only a pickle can hold this."""
+    """A value that only a pickle can hold."""
 
 
 # The registry
@@ -50,7 +50,7 @@ class NotARecordError(TypeError):
 @dataclass(frozen=True)
 class ObjectType:
     """
-    How to take objects of a class apart and to put them together.
+    How to convert objects of a class to records and back.
 
     :param cls: the class
     :param attributes: names of its attributes

@@ -50,7 +50,7 @@ def write_sealed_zip(path: SavePath, suffix: str) -> Iterator[zipfile.ZipFile]:
     """
     Open a zip file for writing. It gets a seal, and appears at its path as a whole or not at all.
 
-    :param path: where the file shall be, or a file-like object
+    :param path: destination, or a file-like object
     :param suffix: suffix for names without one, without the dot
     :return: the zip file; its members are not compressed
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched

@@ -56,7 +56,7 @@ _SAVED_AGENT = re.compile(r"rl_model_(\d+)_steps\.zip")
 
 _TRUST = "Trust it if the run is your own (--trusted)"
 _MAX_YAML_BYTES = 2**16
-# Values that refer to each other can stand for exponentially many
+# Aliases can expand to exponentially many values
 _MAX_YAML_ALIASES = 20
 _MAX_STATISTICS_BYTES = 64 * 2**20
 _MAX_FRAMES = 1000
@@ -136,7 +136,7 @@ class ZooRun:
 
         :param n_envs: number of copies of the env
         :param seed: seed of the first copy; copy i gets ``seed + i``
-        :param render: whether to show the env on the screen; it can be asked for pictures in any case
+        :param render: whether to show the env on the screen; it can render pictures in any case
         :return: the vectorized env
         :raises ValueError: a file is damaged, or the settings name something that needs to be trusted
         """
@@ -487,7 +487,7 @@ def play_episodes(
     :param model: the agent
     :param env: the env, with a ``Monitor`` around each copy
     :param n_episodes: number of episodes
-    :param seed: seed of the first episode; None: the env goes on with its own random numbers
+    :param seed: seed of the first episode; None: the env continues with its own random numbers
     :param deterministic: whether a stochastic policy takes its mean
     :return: the episodes, in the order of their seeds
     """
