@@ -152,7 +152,7 @@ def test_zoo_s_schedule_is_read_without_the_zoo() -> None:
 
 
 def test_new_hook_is_one_edit_in_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands here stands in shaping.py for a built-in hook: nothing else names the class."""
+    """For a built-in hook, shaping.py would hold just these lines: nothing else names the class."""
     monkeypatch.setattr(records, "OBJECTS", dict(records.OBJECTS))
 
     @register_object("power")
