@@ -10,6 +10,7 @@ Publish agents, play their tests, and show how they learned and what they do.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,6 +128,8 @@ def _plot(args: argparse.Namespace) -> int:
 
 
 def _animate(args: argparse.Namespace) -> int:
+    # The env renders to arrays only. SDL would look for a display, and print an error where there is none
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     from sb3_td3x.agents.animate import animate
 
     path = args.output or Path(f"{args.folder.resolve().name.rpartition('_')[0]}.gif")
