@@ -31,6 +31,8 @@ _N_COLORS = 64
 # Of the plots below the frames
 _DPI = 100
 _CURSOR_COLOR = (200, 60, 60)
+# Lines of actions beyond this number have no labels, which would cover them
+_MAX_LABELS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,12 @@ def _draw_plots(recording: Recording, steps: np.ndarray, width: int) -> Iterator
     axes = figure.subplots(2, 1, sharex=True)
     figure.subplots_adjust(left=50 / width, right=1 - 10 / width, top=0.96, bottom=0.2, hspace=0.2)
     last = max(len(recording) - 1, 1)
-    axes[0].plot(recording.actions, linewidth=0.9)
+    lines = axes[0].plot(recording.actions, linewidth=0.9)
+    if 1 < len(lines) <= _MAX_LABELS:
+        # Indices in the action
+        spacing = {"handlelength": 0.8, "columnspacing": 0.8, "borderpad": 0.2}
+        names = [str(idx) for idx in range(len(lines))]
+        axes[0].legend(lines, names, loc="upper right", ncols=len(lines), fontsize=5.5, framealpha=0.6, **spacing)
     axes[1].plot(recording.rewards, linewidth=0.9, color="black")
     for axis, label in zip(axes, ("action", "reward"), strict=True):
         axis.set_xlim(0, last)

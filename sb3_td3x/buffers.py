@@ -327,7 +327,7 @@ class PackedReplayBuffer(NStepReplayBuffer):
 
     def normalizer(self, env: VecNormalize | None) -> BatchNormalizer | None:
         """
-        Return the present statistics of ``VecNormalize`` on the device of the batches.
+        Return the current statistics of ``VecNormalize`` on the device of the batches.
 
         :param env: the env's wrapper, or None
         """

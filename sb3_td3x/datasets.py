@@ -21,7 +21,7 @@ class Episode(NamedTuple):
 
     :param observations: observations before each step and after the last one, not normalized, (T + 1, ...), or a
         dictionary of such arrays
-    :param actions: actions as sent to the env, in its own action space, (T, *action_shape)
+    :param actions: actions as sent to the env, in its own action space, ``(T, *action_shape)``
     :param rewards: the env's rewards, neither normalized nor shaped, (T,)
     :param terminations: whether a step reached a terminal state, bool, (T,)
     :param truncations: whether the episode was cut off after a step, such as by a time limit, bool, (T,)

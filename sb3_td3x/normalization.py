@@ -33,7 +33,7 @@ class BatchNormalizer:
         return (env.norm_obs, env.norm_reward, env.clip_obs, env.clip_reward, *self._keys)
 
     def refresh(self) -> None:
-        """Take over the present statistics."""
+        """Copy the current statistics."""
         for key in self._keys:
             statistics = self._statistics(key)
             self._means[key].copy_(th.as_tensor(statistics.mean))

@@ -353,7 +353,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
 
     @property
     def action_noise_scale(self) -> float:
-        """The present factor of the exploration noise, from 1 down to ``action_noise_min_scale``."""
+        """The current factor of the exploration noise, from 1 down to ``action_noise_min_scale``."""
         return exploration_scale(self._exploration_timesteps, self.action_noise_decay, self.action_noise_min_scale)
 
     def _store_transition(

@@ -215,6 +215,15 @@ def test_long_episodes_and_fast_envs(tmp_path: pathlib.Path) -> None:
     assert min(durations(Image.open(tmp_path / "fast.gif"))) >= 20
 
 
+@pytest.mark.parametrize(("n_actions", "has_labels"), [(1, False), (2, True), (7, False)])
+def test_labels_of_the_actions(n_actions: int, has_labels: bool, tmp_path: pathlib.Path) -> None:
+    """All actions are the same flat line, so only the labels have other colors than the last line."""
+    artificial_recording(2, n_actions=n_actions).save_gif(tmp_path / "episode.gif", width=200)
+    pixels = last_frame(Image.open(tmp_path / "episode.gif"))[140:210].reshape(-1, 3)
+    first_color = np.array([31, 119, 180])  # of the first line, which others cover
+    assert (np.abs(pixels - first_color).max(axis=1) < 60).any() == (has_labels or n_actions == 1)
+
+
 def test_gif_of_one_step(tmp_path: pathlib.Path) -> None:
     artificial_recording(1).save_gif(tmp_path / "one.gif", width=120)
     assert durations(Image.open(tmp_path / "one.gif"))

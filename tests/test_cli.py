@@ -1,4 +1,4 @@
-"""The package's own command line, but for the commands with a test module of their own."""
+"""The package's command line, except for commands that have their own test modules."""
 
 import importlib.util
 import io
@@ -42,7 +42,7 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_with_a_parser_of_their_own(
     name: str, module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They get all that stands behind their name."""
+    """They get all arguments after their name."""
     called: list[list[str]] = []
     command = types.ModuleType(f"sb3_td3x.{module}.command")
     command.main = lambda argv: called.append(list(argv)) or 3  # type: ignore[attr-defined, func-returns-value]

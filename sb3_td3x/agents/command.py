@@ -10,6 +10,7 @@ Publish agents, play their tests, and show how they learned and what they do.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ def _make_parser() -> argparse.ArgumentParser:
     animate.add_argument("-o", "--output", type=Path, help="GIF file (default: ENV.gif)")
     animate.add_argument("--best", action="store_true", help="the best agent of the evaluations, not the last")
     animate.add_argument("--seed", type=at_least(0), default=100_000, help="of the episode (default: %(default)s)")
-    animate.add_argument("--every", type=at_least(1), help="show each so-many-th step (default: about 125 frames)")
+    animate.add_argument("--every", type=at_least(1), help="show each Nth step (default: about 125 frames)")
     animate.add_argument("--width", type=at_least(100), default=400, help="in pixels (default: %(default)s)")
     animate.add_argument("--trusted", action="store_true", help="the run is your own and may execute code")
     for command in (publish, evaluate, plot, animate):
@@ -127,6 +128,8 @@ def _plot(args: argparse.Namespace) -> int:
 
 
 def _animate(args: argparse.Namespace) -> int:
+    # The env renders to arrays only. SDL would look for a display, and print an error where there is none
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     from sb3_td3x.agents.animate import animate
 
     path = args.output or Path(f"{args.folder.resolve().name.rpartition('_')[0]}.gif")

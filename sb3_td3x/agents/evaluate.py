@@ -1,4 +1,4 @@
-"""Playing the test of published agents, and a table of the results beside those that RL Zoo published."""
+"""The test of published agents, and a table of the results next to those that RL Zoo published."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Learning curves of published agents, all seeds, beside those that RL Zoo published."""
+"""Learning curves of published agents, all seeds, next to those that RL Zoo published."""
 
 from pathlib import Path
 

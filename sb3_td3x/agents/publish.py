@@ -1,5 +1,5 @@
 """
-Publishing the agent of an env in the zoo's layout: the best candidate by episodes that serve for nothing else.
+Publishing the agent of an env in the zoo's layout: the best candidate in episodes that are used for nothing else.
 
 Of each run, which is one seed, the candidates (the last agent, ``best_model.zip``, and the agents of ``--save-freq``)
 play the selection, and the winner plays the test once. The agent of the seed that is best in the selection is
@@ -50,7 +50,7 @@ _EVALUATED = {
 }
 # Seconds between the ends of two episodes after which the training was not running
 _STANDSTILL = 1800
-# Ends with the end of a name, so that it is not found by chance among the networks' numbers
+# The folder's name must end, so that bytes of the networks' numbers do not match by chance
 _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
 
 

@@ -73,7 +73,7 @@ class _Boundary:
 
 
 def _row(replay_buffer: ReplayBuffer, row: int) -> dict[str, np.ndarray]:
-    """Return a row of a replay buffer, without what the end of an episode may change later."""
+    """Return a row of a replay buffer, without the arrays that the end of an episode may change later."""
     arrays = columns(replay_buffer).items()
     return {name: array[row].copy() for name, array in arrays if name not in ("dones", "timeouts", "infos")}
 
@@ -293,7 +293,7 @@ class ResumableCheckpoint(BaseCallback):
 
     def _save_interrupted(self, reason: str) -> None:
         """
-        Save a training that is interrupted, maybe in the middle of a step, unless it was just saved.
+        Save a training that is interrupted, possibly in the middle of a step, unless it was just saved.
 
         :param reason: what interrupts it
         """

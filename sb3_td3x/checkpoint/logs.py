@@ -45,7 +45,7 @@ def monitor_start(path: Path) -> float | None:
     Return when the run of a ``Monitor`` was started.
 
     :param path: the file of the ``Monitor``
-    :return: seconds since 1970; None if the first line does not tell
+    :return: seconds since 1970; None if the first line does not say
     """
     with path.open() as file:
         try:

@@ -4,7 +4,7 @@ Replay buffers on disk: one format for saved replay buffers and for checkpoints.
 A saved replay buffer is a sealed zip file, which ``numpy.load`` opens too:
 
 - ``replay_buffer``: class, arguments and position as JSON
-- ``observations.npy``, ``actions.npy``, ...: SB3's arrays, (rows, n_envs, ...); for Dict observations one array a key
+- ``observations.npy``, ``actions.npy``, ...: SB3's arrays, (rows, n_envs, ...); for Dict observations one array per key
 - ``infos.jsonl``: with ``copy_info_dict``, the infos of one row in each line
 
 Each checkpoint writes the rows that are new to another file with the same arrays, so that several files hold all rows

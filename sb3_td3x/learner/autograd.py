@@ -190,7 +190,7 @@ class AutogradNetworks:
         :param grad: gradient of the loss with respect to it
         """
         self._zero_gradients("actor", self.policy.actor.optimizer)
-        # Naming the inputs saves the critics' gradients, which nobody needs here
+        # With the inputs named, the critics' gradients are not computed
         inputs = [parameter for parameter in self.policy.actor.parameters() if parameter.requires_grad]
         if inputs:
             q1.backward(grad, inputs=inputs)

@@ -29,7 +29,7 @@ _N_WARM_UP = 3
 
 class UpdateGraphs:
     """
-    An update captured for its present networks, replay buffer and hyperparameters.
+    An update captured for its current networks, replay buffer and hyperparameters.
 
     :param update: the update
     :param replay_buffer: the replay buffer; ``is_possible`` must accept both

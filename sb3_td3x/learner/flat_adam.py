@@ -1,4 +1,4 @@
-"""Steps of Adam: on parameters in one piece of memory, as one operation, and such that CUDA graphs can capture them."""
+"""Adam as one operation on contiguous parameters, and Adam that CUDA graphs can capture."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from torch.optim.adam import adam
 
 from sb3_td3x.policies import own_storage
 
-# In elements: each parameter begins on a cache line, as if it had memory of its own
+# In elements: each parameter begins on a cache line, as if allocated separately
 _ALIGNMENT = 16
 
 
@@ -139,7 +139,7 @@ class FlatAdam:
 
 class CapturableAdam:
     """
-    Do the steps of an Adam or AdamW optimizer such that CUDA graphs can capture them. The state is the optimizer's own.
+    Do the steps of an Adam or AdamW optimizer so that CUDA graphs can capture them. The state is the optimizer's own.
 
     :param optimizer: an optimizer that ``is_possible`` accepts
     :param parameters: those of its parameters that are learned
@@ -214,7 +214,7 @@ def is_made_of(made: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatP
     Return whether ``make_flat`` would still return ``made``.
 
     :param made: a result of ``make_flat``
-    :param optimizer: the present optimizer of the network
+    :param optimizer: the current optimizer of the network
     :param parameters: the network's parameters
     """
     if FlatAdam.is_possible(optimizer, parameters):

@@ -1,7 +1,7 @@
 """
 Values and gradients of plain multi-layer perceptrons, with the chain rule written out.
 
-The numbers are autograd's up to rounding. What is saved is autograd's overhead for each operation.
+The results equal autograd's up to rounding, without its overhead for each operation.
 """
 
 from collections.abc import Callable, Iterable
@@ -178,7 +178,7 @@ class Mlp:
 
 class MixedPrecisionMlp(Mlp):
     """
-    The same with matrix products in bfloat16, accumulated in float32, which is faster on GPUs. The first and the last
+    An ``Mlp`` with matrix products in bfloat16, accumulated in float32, which is faster on GPUs. The first and the last
     layer stay in float32: they are small, and eight bits are too few for observations and values.
 
     :param layers: the layers, first to last
@@ -370,7 +370,7 @@ def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
 
 
 def _kind(module: nn.Module) -> str | None:
-    """Return what the written-out gradients know a module as; None if they do not know it."""
+    """Return the kind of a module that the written-out gradients support, None for any other."""
     if type(module) in (nn.Linear, StackedLinear) and module.bias is not None:
         return "linear"
     if type(module) in (nn.LayerNorm, StackedLayerNorm) and module.weight is not None and module.bias is not None:

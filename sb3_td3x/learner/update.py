@@ -55,7 +55,7 @@ class Update:
 
     @property
     def optimizers(self) -> tuple[Optimizer, Optimizer]:
-        """What does the optimizer steps of critics and actor"""
+        """The objects that do the optimizer steps of critics and actor"""
         return self.networks.critic_optimizer, self.networks.actor_optimizer
 
     def is_current(self, policy: TD3Policy) -> bool:
@@ -87,7 +87,7 @@ class Update:
 
         :param sample: draws a batch of transitions
         :param with_actor: for each update whether to update the actor and the target networks, too
-        :return: means over the updates, by the names in ``METRICS``; not read, so that nobody waits for a GPU
+        :return: means over the updates, by the names in ``METRICS``; left on the device
         """
         metrics: dict[str, list[th.Tensor]] = {name: [] for name in METRICS}
         for is_due in with_actor:

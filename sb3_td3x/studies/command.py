@@ -86,10 +86,10 @@ def _make_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--eval-episodes", type=at_least(1), default=10, help="of each evaluation; default: 10")
         command.add_argument("-f", "--folder", type=Path, help="folder of the study; default: logs/studies/NAME")
-        command.add_argument("--jobs", type=_jobs, default=1, help="runs at a time, -1: one a processor; default: 1")
+        command.add_argument("--jobs", type=_jobs, default=1, help="runs at a time, -1: one per processor; default: 1")
         command.add_argument("--backend", choices=BACKENDS, default="loky", help="backend of joblib; default: loky")
         command.add_argument("--device", default="cpu", help="PyTorch device; default: cpu")
-        command.add_argument("--num-threads", type=at_least(1), default=1, help="PyTorch threads a run; default: 1")
+        command.add_argument("--num-threads", type=at_least(1), default=1, help="PyTorch threads per run; default: 1")
         command.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
         command.add_argument(
             "--trusted", action="store_true", help="run wrappers and hooks of your own that the hyperparameters name"

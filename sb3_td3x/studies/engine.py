@@ -1,5 +1,5 @@
 """
-All runs of a study, side by side, on this machine or a cluster, through joblib.
+All runs of a study in parallel, on this machine or a cluster, through joblib.
 
 On a cluster, all machines need the same packages, and a shared filesystem with the folder of the study under the same
 path.
@@ -27,7 +27,7 @@ from sb3_td3x.studies.plan import LOCK_FILE, Plan, Run, prepare, runs_of
 from sb3_td3x.studies.run import Outcome, do_run_in_worker
 
 BACKENDS = ("loky", "ray")
-# The study gives up after so many passes over the missing runs in which no run ends
+# The study gives up after this many passes over the missing runs in which no run ends
 FRUITLESS_PASSES = 3
 # Seconds before a pass is repeated, in which what was running ends
 _SETTLE = 5.0
@@ -39,14 +39,14 @@ _REFRESH, _REFRESH_FILE = 2.0, 60.0
 
 def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", progress: bool = True) -> list[Outcome]:
     """
-    Do what is missing of a study. A run that fails is reported and does not stop the others.
+    Do the missing runs of a study. A run that fails is reported and does not stop the others.
 
     :param plan: the study
     :param study: its folder; if it holds a study, it must be this one
     :param jobs: runs at a time; -1: one for each processor, of the whole cluster with ray
     :param backend: backend of joblib: "loky", processes of this machine, or "ray"
     :param progress: whether to show a progress bar
-    :return: what became of each run
+    :return: the outcome of each run
     :raises ValueError: the folder holds another study, or a study is running in it
     """
     if backend == "ray":
@@ -65,7 +65,7 @@ def report_failures(outcomes: Sequence[Outcome]) -> int:
     """
     Print which runs failed.
 
-    :param outcomes: what became of all runs
+    :param outcomes: the outcomes of all runs
     :return: how many failed
     """
     failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -119,7 +119,7 @@ def _passes(missing: list[Run], jobs: int, backend: str, bar: "_Progress") -> li
 
 
 def _pass(runs: Sequence[Run], jobs: int, backend: str) -> Iterator[Outcome]:
-    """Do runs, and yield what became of each when it ends."""
+    """Do runs, and yield the outcome of each when it ends."""
     options: dict[str, Any] = {}
     if backend == "ray":
         ray = _import_ray()

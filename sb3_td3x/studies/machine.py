@@ -1,4 +1,4 @@
-"""What measured times depend on besides the code: processor, system and versions."""
+"""Processor, system and versions, on which measured times depend."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What a trained agent is worth: returns from fixed start states, and how right its critic is there."""
+"""Measurements of a trained agent: returns from fixed start states, and how accurate its critic is there."""
 
 import json
 import zipfile
@@ -50,7 +50,7 @@ def has_critic(algo: str) -> bool:
 @th.no_grad()
 def q1_values(model: BaseAlgorithm, obs: Any) -> np.ndarray:
     """
-    Return what the first critic says of observations and the deterministic actions there.
+    Return the first critic's values of observations and the policy's deterministic actions there.
 
     :param model: an agent with a Q critic
     :param obs: batch of observations, as the policy sees them
@@ -143,7 +143,7 @@ def read_evaluations(run: ZooRun) -> Evaluations:
 
 def trained_timesteps(folder: Path) -> int:
     """
-    Return how far a training is.
+    Return the progress of a training.
 
     :param folder: folder of the run
     :return: env steps of the episodes that have ended
@@ -153,7 +153,7 @@ def trained_timesteps(folder: Path) -> int:
 
 def agent_data(path: Path) -> dict[str, Any]:
     """
-    Read what an agent's file says of the agent as plain data, such as ``num_timesteps`` and ``_n_updates``.
+    Read the attributes in an agent's file as plain data, such as ``num_timesteps`` and ``_n_updates``.
 
     :param path: an agent of any algorithm
     :return: its attributes, those that are pickled as text; empty if the file is missing or not whole

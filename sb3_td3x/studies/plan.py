@@ -1,4 +1,4 @@
-"""What a study consists of: its ``study.json``, the zoo's YAML files, and the runs to do."""
+"""The plan of a study: its ``study.json``, the zoo's YAML files, and the runs to do."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -199,7 +199,7 @@ class Run:
 
 def runs_of(plan: Plan, study: Path) -> list[Run]:
     """
-    Return the runs of a study, seed by seed, so that a study that is stopped has something of each arm.
+    Return the runs of a study, seed by seed, so that a stopped study has runs of every arm.
 
     :param plan: the study
     :param study: its folder

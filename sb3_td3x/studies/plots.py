@@ -122,7 +122,7 @@ def draw_learning_panels(
     learning_starts: Mapping[str, float],
 ) -> None:
     """
-    Draw the learning curves of each arm in a panel of its own: every seed, the mean, and its interval.
+    Draw the learning curves of each arm in its own panel: every seed, the mean, and its interval.
 
     :param evaluations: evaluations of an env
     :param statistics: statistics of an env
@@ -223,7 +223,7 @@ def draw_over_estimation(statistics: pd.DataFrame, colors: Colors, path: Path) -
     with picture(path, 3.6) as ((axes,),):
         _draw_curves(axes, statistics, "over_estimation", colors)
         axes.axhline(0, color="0.3", linewidth=1)
-        # A critic that diverges would press all others flat
+        # A diverging critic would flatten all other curves
         values = statistics.loc[statistics["statistic"] == "over_estimation", "value"]
         low, high = np.percentile([*values, 0.0], [3, 97])
         margin = max(0.5 * (high - low), 1e-3)

@@ -34,7 +34,7 @@ from sb3_td3x.studies.statistics import (
 )
 
 _KINDS = {"ablation": "An ablation", "compare": "A comparison of algorithms", "sweep": "A sweep of hyperparameters"}
-# Nobody can tell the lines of more arms apart
+# The lines of more arms cannot be told apart
 _MAX_DRAWN = 12
 # The browser loads nothing and runs nothing
 _PAGE = """<!DOCTYPE html>
@@ -232,7 +232,7 @@ def _arms_table(results: Results) -> pd.DataFrame:
 
 
 def _score_table(results: Results, statistics: pd.DataFrame, prefix: str = "") -> pd.DataFrame:
-    """Return one row for each arm, with what is known of it."""
+    """Return one row of statistics for each arm."""
     single = statistics[statistics["timesteps"].isna()].set_index(["arm", "statistic"])
     with_solved = "solved" in single.index.get_level_values("statistic")
     rows = []

@@ -1,4 +1,4 @@
-"""One run of a study: the zoo trains it in a folder of its own, it is measured, and moved into place."""
+"""One run of a study: the zoo trains it in its own folder, it is measured, and moved into place."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ _POLL = 0.2
 @dataclass(frozen=True)
 class Outcome:
     """
-    What became of a run.
+    The outcome of a run.
 
     :param run: the run
     :param error: what went wrong, in one sentence; None: nothing
@@ -110,7 +110,7 @@ def do_run_in_worker(run: Run, engine_pid: int) -> Outcome:
 
     :param run: the run
     :param engine_pid: id of the process that has given out the run; it may be this one
-    :return: what became of the run
+    :return: the outcome
     """
     if os.getpid() != engine_pid:
         _end_with_parent()
@@ -139,7 +139,7 @@ def do_run(run: Run) -> Outcome:
     Train what is not trained yet, measure, and move into place.
 
     :param run: the run
-    :return: what became of the run; an error is also written to the run's log in ``failures``
+    :return: the outcome; an error is also written to the run's log in ``failures``
     """
     try:
         if run.is_finished():
@@ -208,7 +208,7 @@ def _clear(run: Run) -> None:
     """
     Delete the log folder of a run.
 
-    :raises ValueError: another process trains there, as one may on a machine that a cluster takes for dead
+    :raises ValueError: another process trains there, as one may on a machine that a cluster considers dead
     """
     lock_folder(checkpoint_folder(run.unfinished)).release()
     shutil.rmtree(run.log_dir, ignore_errors=True)
@@ -253,7 +253,7 @@ def _zoo_process(run: Run, module: list[str]) -> Iterator[subprocess.Popen[bytes
     """Start a command of the zoo, and end it with the block, whatever happens."""
     command = [sys.executable, "-m", f"{__package__}.zoo_process", *module]
     with _log(run).open("ab") as log:
-        # A session of its own: Ctrl-C ends the study, which ends the zoo; the zoo would save its agent as if finished.
+        # A separate session: Ctrl-C ends the study, which ends the zoo; the zoo would save its agent as if finished.
         # Threads of NumPy and PyTorch would fight for the cores of parallel runs.
         process = subprocess.Popen(
             command,

@@ -113,7 +113,7 @@ def interval(statistic: Statistic, *samples: np.ndarray) -> tuple[np.ndarray, np
 
 def study_statistics(results: Results, references: Mapping[str, Reference]) -> pd.DataFrame:
     """
-    Return all statistics of a study, one a row.
+    Return all statistics of a study, one per row.
 
     :param results: the study
     :param references: published scores by env, to normalize scores of several envs
@@ -142,7 +142,7 @@ def _row(name: str, arm: str, statistic: Statistic, *samples: np.ndarray, agains
 def _comparison_rows(
     scores: Mapping[str, np.ndarray], base: str, wrap: Callable[[Statistic], Statistic]
 ) -> Iterator[dict[str, Any]]:
-    """Yield how the arms differ from the base, where there are seeds enough to say so."""
+    """Yield how the arms differ from the base, where there are enough seeds."""
     for arm, sample in scores.items():
         if arm != base and base in scores and min(len(sample), len(scores[base])) >= MIN_SEEDS:
             for name, statistic in (
@@ -256,7 +256,7 @@ def performance_profiles(
 
     :param scores: for each arm scores of shape (n_seeds, n_envs)
     :param n_thresholds: number of thresholds, a little beyond the lowest and the highest score
-    :return: thresholds; for each arm the shares, of shape (n_thresholds,); for each arm with seeds enough their
+    :return: thresholds; for each arm the shares, of shape (n_thresholds,); for each arm with enough seeds their
         intervals, of shape (2, n_thresholds)
     """
     everything = np.concatenate([sample.ravel() for sample in scores.values()])

@@ -1,8 +1,8 @@
 """
 What td3x does differently in RL Zoo's ``ExperimentManager``.
 
-Each function in ``METHODS`` is called instead of the method of its name. It is given the zoo's method and the manager,
-and then the method's arguments.
+Each function in ``METHODS`` is called instead of the method of its name. Its arguments are the zoo's method, the
+manager, and the method's arguments.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def read_hyperparameters(zoo_method: Callable[..., Hyperparams], manager: "Exper
         raise ValueError(
             f"The trial {number} of the study {manager.study_name} is not one of td3x: it has no {error}"
         ) from None
-    # The zoo's own method takes the trial 0 for none
+    # The zoo's own method treats trial 0 as no trial
     manager.trial_id = None
     given = manager.custom_hyperparams or {}
     if "replay_buffer_kwargs" in tried:
@@ -84,13 +84,13 @@ def hyperparameters_optimization(zoo_method: ZooMethod, manager: "ExperimentMana
         from sb3_td3x.zoo.storage import open_storage
 
         manager = copy.copy(manager)
-        # Annotated as text, but the zoo asks for no more than its ending
+        # Annotated as ``str``, but the zoo only looks at its ending
         manager.storage = open_storage(manager.storage, manager.study_name)  # type: ignore[assignment, arg-type]
     zoo_method(manager)
 
 
 def objective(zoo_method: ZooMethod, manager: "ExperimentManager", trial: "optuna.Trial") -> float:
-    """Run a trial with a manager of its own, because the discount of ``VecNormalize`` differs from trial to trial."""
+    """Run a trial with its own manager, because the discount of ``VecNormalize`` differs from trial to trial."""
     manager = copy.copy(manager)
     manager.normalize_kwargs = dict(manager.normalize_kwargs)
     manager_token, tuning_token = trial_manager.set(manager), tuning.set(True)
@@ -102,7 +102,7 @@ def objective(zoo_method: ZooMethod, manager: "ExperimentManager", trial: "optun
 
 
 def create_callbacks(zoo_method: ZooMethod, manager: "ExperimentManager") -> None:
-    """Tell checkpoints the folder of the run, and add one where ``--save-freq`` asks the zoo to save the agent."""
+    """Set the folder of checkpoint callbacks, and add one if ``--save-freq`` asks the zoo to save the agent."""
     # The zoo turns it into a number of vectorized steps
     save_freq = manager.save_freq
     zoo_method(manager)
@@ -123,7 +123,7 @@ def create_callbacks(zoo_method: ZooMethod, manager: "ExperimentManager") -> Non
 
 
 class OptionalCheckpoint(ResumableCheckpoint):
-    """A checkpoint that the user did not name: where it is not possible, it gives a warning and turns itself off."""
+    """A checkpoint callback that the user did not list. If it cannot save, it warns and turns itself off."""
 
     _is_off = False
 
@@ -164,7 +164,7 @@ def _load_pretrained_agent(
 
 
 def _save_config(zoo_method: ZooMethod, manager: "ExperimentManager", saved_hyperparams: dict[str, Any]) -> None:
-    """Save the settings of the run, with what the agent of ``-i`` brought along and the id of the W&B run."""
+    """Save the settings of the run, with those that the agent of ``-i`` brings, and the id of the W&B run."""
     model = getattr(manager, "pretrained_agent", None)
     if model is not None:
         inherited = inherited_hyperparams(model, saved_hyperparams)
@@ -180,10 +180,10 @@ def _save_config(zoo_method: ZooMethod, manager: "ExperimentManager", saved_hype
 
 def inherited_hyperparams(model: TD3X, given: dict[str, Any]) -> dict[str, Any]:
     """
-    Return what an agent's file decides in a run that goes on from it.
+    Return the hyperparameters that a run takes from the agent that it continues from.
 
     :param model: the loaded agent
-    :param given: the hyperparameters that the run was given, which go over those of the file
+    :param given: the hyperparameters that the run was given, which override those of the agent
     :return: hyperparameters as in the zoo's YAML files: the policy, and what is not given and is not the default
     """
     aliases = {cls: name for name, cls in model.policy_aliases.items()}
@@ -203,7 +203,7 @@ def inherited_hyperparams(model: TD3X, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_in_yaml(value: Any) -> Any:
-    """Return an argument of TD3X as the zoo's YAML files have it; of a user's own object its text."""
+    """Return an argument of TD3X as the zoo's YAML files have it; for a user's own object its text."""
     if isinstance(value, FloatSchedule):
         return _as_in_yaml(value.value_schedule)
     if isinstance(value, ConstantSchedule):

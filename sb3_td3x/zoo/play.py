@@ -1,4 +1,4 @@
-"""Playing the agent of a run's folder, without running what a stranger may have put there."""
+"""Playing the agent of a run's folder, without running code from the folder."""
 
 from itertools import islice
 from pathlib import Path

@@ -45,7 +45,7 @@ def register_algorithm(utils: ModuleType) -> None:
     utils.StoreDict.__call__ = _with_quoting_hint(utils.StoreDict.__call__)
 
     # `rl_zoo3.push_to_hub` 2.9.2 imports a function that huggingface_sb3 3.2 renamed and made to return an object, so
-    # that no agent at all could be shared
+    # that sharing fails for every agent
     hub: Any = sys.modules.get("huggingface_sb3.push_to_hub")
     if hasattr(hub, "_generate_metadata") and not hasattr(hub, "generate_metadata"):
         hub.generate_metadata = lambda *args: hub._generate_metadata(*args).to_dict()

@@ -204,7 +204,7 @@ class ResumedExperiment(ExperimentManager):
         return model
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        """Leave the settings of the run as they are."""
+        """Keep the settings of the run."""
 
     def learn(self, model: BaseAlgorithm) -> None:
         """Train what remains of the run, with timesteps counted from its start."""

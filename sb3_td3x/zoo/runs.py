@@ -133,7 +133,7 @@ class ZooRun:
 
         :param n_envs: number of copies of the env
         :param seed: seed of the first copy; copy i gets ``seed + i``
-        :param render: whether to show the env on the screen; it can be asked for pictures in any case
+        :param render: whether to show the env on the screen; it can render pictures in any case
         :return: the vectorized env
         :raises ValueError: a file is damaged, or the settings name something that needs to be trusted
         """
@@ -484,7 +484,7 @@ def play_episodes(
     :param model: the agent
     :param env: the env, with a ``Monitor`` around each copy
     :param n_episodes: number of episodes
-    :param seed: seed of the first episode; None: the env goes on with its own random numbers
+    :param seed: seed of the first episode; None: the env continues with its own random numbers
     :param deterministic: whether a stochastic policy takes its mean
     :return: the episodes, in the order of their seeds
     """

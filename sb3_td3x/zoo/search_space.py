@@ -21,8 +21,8 @@ NOISES: dict[str, type[NormalActionNoise] | type[OrnsteinUhlenbeckActionNoise]] 
 # The trial id that stands for the best trial
 BEST_TRIAL = -1
 
-# The manager that runs the current trial: the zoo does not hand it to the sampler. With --n-jobs each thread runs a
-# trial of its own.
+# The manager that runs the current trial: the zoo does not hand it to the sampler. With --n-jobs each thread runs
+# its own trial.
 trial_manager: ContextVar["ExperimentManager | None"] = ContextVar("trial_manager", default=None)
 
 
@@ -31,7 +31,7 @@ def suggest_td3x_params(trial: "optuna.Trial", n_step: bool, her: bool) -> dict[
     Draw the parameters of a trial.
 
     None is never drawn, because a stored trial could not be turned into hyperparameters again: no noise is a standard
-    deviation of 0. Parameters that 0 turns off are drawn in steps, so that 0 is drawn at all.
+    deviation of 0. Parameters that 0 turns off are drawn in steps, so that 0 can be drawn.
 
     :param trial: the Optuna trial
     :param n_step: whether to draw the number of steps of the returns
@@ -122,10 +122,10 @@ def sample_td3x_params(
 
 def n_step_is_possible(hyperparams: dict[str, Any]) -> bool:
     """
-    Tell whether a replay buffer for n-step returns exists for these hyperparameters.
+    Return whether a replay buffer for n-step returns exists for these hyperparameters.
 
     :param hyperparams: arguments of the constructor that are not sampled
-    :return: whether it does
+    :return: True if it does
     """
     policy = hyperparams.get("policy")
     dict_observations = policy == "MultiInputPolicy" or (

@@ -26,9 +26,9 @@ from sb3_td3x.zoo.search_space import BEST_TRIAL
 # second, which a database does not notice.
 HEARTBEAT_SECONDS = 60
 HEARTBEAT_VARIABLE = "SB3_TD3X_HEARTBEAT_SECONDS"
-# A worker counts as dead after so many missed heartbeats: longer than a restart of the database or a stalled network
+# A worker counts as dead after this many missed heartbeats: longer than a restart of the database or a stalled network
 MISSED_HEARTBEATS = 5
-# A trial that kills its workers, by its memory for instance, is given up after so many more attempts
+# A trial that kills its workers, by its memory for instance, is given up after this many more attempts
 MAX_RETRIES = 3
 # Seconds to wait for a turn to write to an SQLite file. With Python's default of 5 a slow disk ended one of 4 workers.
 SQLITE_TIMEOUT = 60

@@ -32,7 +32,7 @@ class Cell:
     :param peers: names of what is compared; "floor" is the steps of the envs and the matrix products of the
         updates only
     :param updates_only: whether to measure updates only instead of the whole training loop
-    :param processes: whether each env runs in a process of its own
+    :param processes: whether each env runs in its own process
     :param normalize: whether ``VecNormalize`` normalizes observations and rewards
     :param arguments: more arguments of the algorithm, such as ``{"n_steps": 3}``
     :param policy_kwargs: more arguments of the policy, such as ``{"layer_norm": True}``

@@ -3,7 +3,7 @@ What two features cost: the check for NaN and infinity in each step, and the fin
 
     python scripts/benchmark/overhead.py
 
-Both are switched on and off in turn, and medians are printed.
+Each is switched on and off alternately, and medians are printed.
 """
 
 import os
@@ -27,7 +27,7 @@ STARTS = 40
 
 def seconds_per_step(env_id: str, checked: bool) -> float:
     """
-    Measure a training with one update a step.
+    Measure a training with one update per step.
 
     :param env_id: id of the env
     :param checked: whether the check runs

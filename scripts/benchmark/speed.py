@@ -80,7 +80,7 @@ class Options:
 
 class Worker:
     """
-    A peer in a process of its own, which works only on request.
+    A peer in a separate process, which works only on request.
 
     :param job: job of ``worker.py``
     """

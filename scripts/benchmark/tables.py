@@ -48,7 +48,7 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
 
 def format_speeds(results: Sequence[dict[str, Any]]) -> str:
     """
-    Format the env steps a second.
+    Format the env steps per second.
 
     :param results: results of whole training loops, from ``summarize``
     :return: a Markdown table
@@ -101,7 +101,7 @@ def format_memory(results: Sequence[dict[str, Any]]) -> str:
 
 def format_updates(result: dict[str, Any]) -> str:
     """
-    Format the updates a second, and those of their matrix products.
+    Format the updates per second, and those of their matrix products.
 
     :param result: result of updates only, from ``summarize``
     :return: a Markdown table

@@ -1,5 +1,5 @@
 """
-One peer of ``speed.py`` in a process of its own, which works only on request.
+One peer of ``speed.py`` in a separate process, which works only on request.
 
 It gets its job as JSON on the command line and prints ``{}`` when it is ready. For each number of steps on standard
 input it prints how many it took and how long they lasted; when the input ends, its memory.

@@ -239,7 +239,7 @@ def in_process(target: Callable[..., None], *args: Any) -> tuple[Any, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Train with all faults in turn.
+    Train with one fault after another.
 
     :param argv: arguments of the command line; None: those of the process
     :return: number of faults that did not end as they should

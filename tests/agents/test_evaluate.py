@@ -1,4 +1,4 @@
-"""Playing the test of published agents, and comparing with what was recorded."""
+"""The test of published agents, compared with the recorded returns."""
 
 import json
 import shutil

@@ -1,5 +1,8 @@
 """Learning curves and animations of agents."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,14 @@ def test_learning_curves(published: Path, tmp_path: Path) -> None:
     training.seeds[1].evaluations["timesteps"] = [180, 300]
     early, late = returns[1]
     np.testing.assert_allclose(learning_curve(training)[1][1], [early, (early + late) / 2])
+
+
+def test_animation_needs_no_display(runs: list[Path], tmp_path: Path) -> None:
+    """SDL reports a missing display on the standard error stream, past Python."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SDL_", "XDG_"))}
+    command = [sys.executable, "-m", "sb3_td3x", "agents", "animate", runs[0], "-o", tmp_path / "episode.gif"]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_animation(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

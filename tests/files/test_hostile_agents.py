@@ -58,7 +58,7 @@ def test_gadget_that_sb3_would_run_is_refused(attribute: str, good_sb3: bytes, t
 
 
 def test_gadgets_are_real(good_sb3: bytes, tmp_path: pathlib.Path) -> None:
-    """SB3 runs them: otherwise the test above would say nothing."""
+    """SB3 runs them. Otherwise the test above would prove nothing."""
     ran = 0
     for name, gadget in hostile.GADGETS.items():
         sentinel = tmp_path / "".join(filter(str.isalpha, name))

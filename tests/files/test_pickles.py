@@ -69,7 +69,7 @@ def test_gadgets_do_nothing(tmp_path: Path) -> None:
 
 
 def test_gadgets_are_real(tmp_path: Path) -> None:
-    """Python runs them: otherwise the test above would say nothing."""
+    """Python runs them. Otherwise the test above would prove nothing."""
     ran = 0
     for number, gadget in enumerate(hostile.GADGETS.values()):
         sentinel = tmp_path / str(number)
@@ -116,7 +116,7 @@ def test_little_time_and_memory_is_taken(name: str) -> None:
 
 
 def test_tuples_within_tuples_as_a_key() -> None:
-    """To hash them would take forever."""
+    """Hashing them would take forever."""
     content = b"\x80\x04}K\x00" + b"".join(b"\x94h" + bytes([depth]) + b"\x86" for depth in range(60)) + b"Ns."
     with pytest.raises(FileRefused, match="tuple is not allowed"):
         read(content)

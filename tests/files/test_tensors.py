@@ -72,7 +72,7 @@ def test_shapes_are_known_before_memory_is_taken() -> None:
 
 
 def attacks(path: str) -> Iterator[tuple[str, bytes]]:
-    """State dictionaries that are not what they should be."""
+    """State dictionaries that must be refused."""
     content = hostile.torch_file({"weight": th.zeros(3)})
     for name, gadget in hostile.GADGETS.items():
         yield f"{name} in a state", hostile.torch_with_pickle(content, gadget(path))

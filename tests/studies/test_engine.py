@@ -52,7 +52,7 @@ def arguments(folder: Path, arms: dict[str, Any], *options: str) -> list[str]:
 
 
 def start(folder: Path, arms: dict[str, Any], *options: str, **variables: str) -> "subprocess.Popen[str]":
-    """Start the sweep in a process of its own."""
+    """Start the sweep in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "sb3_td3x", "study", *arguments(folder, arms, *options)],
         env={**VARIABLES, **variables},
@@ -92,7 +92,7 @@ def zoo_processes(folder: Path) -> list[int]:
 def wait_for_silence(folder: Path) -> None:
     deadline = time.monotonic() + 20
     while zoo_processes(folder):
-        assert time.monotonic() < deadline, "trainings go on without their study"
+        assert time.monotonic() < deadline, "trainings continue without their study"
         time.sleep(0.1)
 
 
@@ -244,7 +244,7 @@ def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkey
     monkeypatch.setattr(engine, "_SETTLE", 0.0)
     arms = [Arm(name, "td3x", "", {ENV: {}}) for name in ("a", "deadly", "b")]
     outcomes = run_study(Plan("sweep", arms, {ENV: Settings(60, 20)}, [1]), tmp_path, progress=False)
-    # "b" stands behind the deadly one in each pass
+    # "b" comes after the deadly one in each pass
     assert passes == [["a", "deadly", "b"], *[["deadly", "b"]] * 3]
     assert [outcome.error is None for outcome in outcomes] == [True, False, False]
     assert "lost in each of 3 passes, at last RuntimeError: the worker died" in str(outcomes[1].error)

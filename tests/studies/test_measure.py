@@ -1,4 +1,4 @@
-"""Returns from fixed starts and values of the critic, for algorithms of every kind."""
+"""Returns from fixed starts, and the critic's values, for all kinds of algorithms."""
 
 from pathlib import Path
 from typing import Any

@@ -355,7 +355,7 @@ class TestPlaying:
         assert play_episodes(model, env(2), 4, seed=7) == episodes[1]
 
     def test_first_episode_of_each_copy(self) -> None:
-        """A copy that ends early goes on, and its next episode does not count."""
+        """A copy that ends early continues, and its next episode does not count."""
         env = vec_env(CountingEnv([Episode(2, True)]), CountingEnv([Episode(5, False)]))
         assert play_episodes(self.model(), env, 2) == [(3.0, 2), (15.0, 5)]
 
