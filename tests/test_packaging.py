@@ -102,7 +102,13 @@ def test_sdist(dist: Path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"LICENSE", "Makefile", "_sb3_td3x_autoload.py", "constraints.txt", "hyperparams/td3x.yml"}
     assert names >= {"sb3_td3x/py.typed", "sb3_td3x/td3x.py", "setup.py", "tests/test_packaging.py", *STARTUP_FILES}
-    assert names >= {"CITATION.cff", "scripts/benchmark/speed.py", "docs/explanation/algorithm.md", ".ci/run"}
+    assert names >= {
+        "CITATION.cff",
+        "examples/first_agent.ipynb",
+        "scripts/benchmark/speed.py",
+        "docs/explanation/algorithm.md",
+        ".ci/run",
+    }
     # Output of studies
     assert not [name for name in names if name.startswith(("docs/ablation", "docs/benchmarks/", "docs/results"))]
 
