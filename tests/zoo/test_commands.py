@@ -79,6 +79,23 @@ huggingface_hub.HfApi = OfflineApi
 runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
 """
 
+# `python -m rl_zoo3.load_from_hub` from that folder
+LOAD_OFFLINE = """
+import runpy
+from pathlib import Path
+import huggingface_sb3
+from requests.exceptions import HTTPError
+
+def load_from_hub(repo_id, filename):
+    path = Path("hub", str(repo_id).partition("/")[2], filename)
+    if not path.exists():
+        raise HTTPError
+    return path
+
+huggingface_sb3.load_from_hub = load_from_hub
+runpy.run_module("rl_zoo3.load_from_hub", run_name="__main__", alter_sys=True)
+"""
+
 PACKAGE_CONFIG = """
 TD3XGoal-v0:
   n_timesteps: 110
@@ -310,6 +327,13 @@ class TestPlaying:
         pushed = TD3X.load(trained.folder / f"hub/td3x-{ENV}/td3x-{ENV}.zip", device="cpu")
         original = TD3X.load(trained.zip, device="cpu")
         assert state_dicts_are_equal(pushed.policy.state_dict(), original.policy.state_dict())
+
+        # A stranger downloads it, and plays it without running code from its folder
+        process = run_python(trained.folder, "-c", LOAD_OFFLINE, *agent(), "-f", "downloaded", "-orga", "me")
+        assert process.returncode == 0, process.stderr
+        folder = f"downloaded/td3x/{ENV}_1"
+        assert "num_timesteps: 420" in run_module(trained.folder, "sb3_td3x", "inspect", f"{folder}/{ENV}.zip")
+        assert "return so far" in run_module(trained.folder, "sb3_td3x", "play", folder, "-n", "10")
 
 
 def test_plots(continued: Run) -> None:
