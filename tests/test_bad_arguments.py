@@ -473,7 +473,7 @@ def test_envs_with_other_spaces_are_refused_by_set_env() -> None:
         model.set_env(CountingEnv(action_space=spaces.Box(-2, 2, (1,))))
 
 
-# The comparison with SB3 in the README
+# The comparison with SB3 in docs/guides/from-sb3.md
 
 SIXTEEN_BAD_VALUES: list[tuple[str, Any]] = [
     ("policy_delay", 0),
