@@ -216,7 +216,7 @@ def check_device(device: Any) -> None:
     try:
         th.device(device)
     except (RuntimeError, TypeError) as error:
-        closest = difflib.get_close_matches(str(device), names, n=1)
+        closest = difflib.get_close_matches(str(device), names, n=1, cutoff=0.7)
         suggestion = f", did you mean {closest[0]!r}?" if closest else ""
         raise ValueError(
             f"device={device!r} is not allowed, expected one of {', '.join(names)}, or 'cuda:1'{suggestion}"
