@@ -41,7 +41,7 @@ ENV = "Pendulum-v1"
 LEARNING_STARTS = 100
 SMALL = (f"learning_starts:{LEARNING_STARTS}", "buffer_size:1000", "batch_size:16", "train_freq:1", "gradient_steps:1")
 SMALL_NET = "policy_kwargs:dict(net_arch=[16])"
-# As in the README, and a learning rate schedule for the critics
+# As in docs/get-started.md, and a learning rate schedule for the critics
 DECAY = 0.9999
 ADDITIONS = (
     f"action_noise_decay:{DECAY}",

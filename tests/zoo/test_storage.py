@@ -197,7 +197,7 @@ class TestZooWorkers:
         assert saved.items() >= {**convert_td3x_params(retried.params), "learning_starts": 100}.items()
 
     def test_killed_worker_of_a_journal(self, tmp_path: Path) -> None:
-        """Its trial stays running until the command of docs/cluster.md clears it."""
+        """Its trial stays running until the command of docs/guides/tuning.md clears it."""
         journal = "logs/td3x.log"
         folder = Folder(tmp_path, journal)
 
