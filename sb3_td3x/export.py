@@ -46,7 +46,7 @@ def export_actor(model: TD3X, path: str | os.PathLike[str], vec_normalize: VecNo
     :raises ValueError: the file would act differently
     """
     try:
-        import onnxruntime  # type: ignore[import-untyped]
+        import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError('Exporting needs ONNX: pip install "sb3-td3x[onnx]"') from error

@@ -1,6 +1,7 @@
-"""The examples in README.md and docs/: Python runs, and commands are parsed by their own parsers."""
+"""The examples of the documentation: Python runs, YAML is read, and commands are parsed by their own parsers."""
 
 import argparse
+import configparser
 import os
 import re
 import runpy
@@ -12,14 +13,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import yaml
+from rl_zoo3.utils import get_callback_list
 
+from sb3_td3x.shaping import make_reward_shaping
+from sb3_td3x.studies.arms import check_hyperparams, sweep_arms
 from sb3_td3x.zoo import register
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if "build" not in page.relative_to(ROOT).parts]
 # A fenced block, perhaps after the comment that it is not run
 BLOCK = re.compile(r"^(<!-- not run: .*? -->\n\n)?```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A command with arguments within a sentence or a table; without arguments, it is only the name of a command
+INLINE = re.compile(r"`((?:python (?:-m |scripts/)|td3x )[^`]* (?:-|\S*[/A-Z])[^`]*)`")
 # Trainings are cut to this many steps
 STEPS = 150
 
@@ -41,8 +48,12 @@ def commands() -> Iterator[Any]:
                 line = re.sub(r"\$\{?\w+\}?", "1", line)
                 for command in re.findall(r"(?:\bpython (?:-m |scripts/)|^td3x )[^#|&;>]*", line):
                     yield pytest.param(command.strip(), id=f"{page.relative_to(ROOT)}: {command.strip()}")
+        for command in INLINE.findall(page.read_text(encoding="utf-8")):
+            command = " ".join(command.split())
+            yield pytest.param(command, id=f"{page.relative_to(ROOT)}: {command}")
 
 
+YAML_BLOCKS = [pytest.param(code, id=str(page.relative_to(ROOT))) for page in PAGES for code in blocks(page, "yaml")]
 PYTHON_PAGES = [
     pytest.param(code, id=str(page.relative_to(ROOT))) for page in PAGES if (code := "\n".join(blocks(page, "python")))
 ]
@@ -64,13 +75,15 @@ def test_python_runs(code: str, tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules after import:RuntimeWarning")
 @pytest.mark.parametrize("command", [*commands()])
 def test_commands_are_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parse_known_args = argparse.ArgumentParser.parse_known_args
 
     def parse_args(parser: Any, args: Any = None, namespace: Any = None) -> NoReturn:
-        _, unknown = parse_known_args(parser, args, namespace)
+        parsed, unknown = parse_known_args(parser, args, namespace)
         assert not unknown
+        check_hyperparams(getattr(parsed, "hyperparams", None) or {}, getattr(parsed, "algo", "td3x"), command)
         raise ParsedError
 
     first, *arguments = shlex.split(command)
@@ -89,3 +102,27 @@ def test_commands_are_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> N
         runpy.run_module(module, run_name="__main__") if module else runpy.run_path(
             str(ROOT / first), run_name="__main__"
         )
+
+
+@pytest.mark.parametrize("code", YAML_BLOCKS)
+def test_yaml_is_read(code: str, tmp_path: Path) -> None:
+    content = yaml.safe_load(code)
+    if content.keys() <= {"reward_shaping", "callback"}:
+        make_reward_shaping(content.get("reward_shaping"))
+        get_callback_list(content)
+    else:
+        (tmp_path / "arms.yml").write_text(code)
+        assert {arm.name for arm in sweep_arms(tmp_path / "arms.yml", ["Pendulum-v1"])} == content.keys()
+
+
+def test_extras() -> None:
+    """The pages name extras that exist, and the table of get-started.md names all of them."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = set(setup["options.extras_require"])
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    installed = re.findall(r'"\.\[([\w,]+)\]"', text)
+    assert {name for names in installed for name in names.split(",")} <= extras
+    assert set(re.findall(r"\bextra `(\w+)`", text)) <= extras
+    table = (ROOT / "docs/get-started.md").read_text(encoding="utf-8").partition("| extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == extras

@@ -1,5 +1,6 @@
 """Exported actors act as their agents do."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,13 @@ def test_file_that_acts_otherwise_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"The exported actor differs from the agent by .* of an action's range"):
         export_actor(model, tmp_path / "actor.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "onnxscript"])
+def test_missing_package(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"Exporting needs ONNX: pip install .*\[onnx\]"):
+        export_actor(TD3X("MlpPolicy", "Pendulum-v1", **tiny()), tmp_path / "actor.onnx")
 
 
 class TestCommand:

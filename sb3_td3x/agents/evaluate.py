@@ -2,6 +2,7 @@
 
 import csv
 import math
+import sys
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -38,6 +39,8 @@ def evaluate(
     """
     Play published agents, compare with what was recorded when they were published, and print a table.
 
+    The comparison goes to stderr, so that the table can go into a file.
+
     :param folder: log folder of the zoo with the agents
     :param n_episodes: number of episodes; None: as many as the test of the agent has
     :param n_envs: copies of the env that are played side by side
@@ -70,10 +73,11 @@ def evaluate(
             f"{training.env}: {np.mean(returns):.2f} in {len(returns)} episodes; in the first {n_common} "
             f"{np.mean(again):.2f}, recorded {np.mean(recorded):.2f}, "
             f"{'not worse' if holds else 'WORSE'} by more than {allowed:.2f}",
+            file=sys.stderr,
             flush=True,
         )
         summaries.append(summarize(training, returns))
-    print(f"\n{format_table(summaries, n_envs)}")
+    print(format_table(summaries, n_envs))
     if output is not None:
         report = {"machine": machine(PACKAGES), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
         output.write_text(to_json({**report, "agents": summaries}))

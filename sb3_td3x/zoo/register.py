@@ -44,11 +44,36 @@ def register_algorithm(utils: ModuleType) -> None:
     utils.ALGOS[ALGO] = TD3X
     utils.StoreDict.__call__ = _with_quoting_hint(utils.StoreDict.__call__)
 
-    # `rl_zoo3.push_to_hub` 2.9.2 imports a function that huggingface_sb3 3.2 renamed and made to return an object, so
-    # that sharing fails for every agent
-    hub: Any = sys.modules.get("huggingface_sb3.push_to_hub")
-    if hasattr(hub, "_generate_metadata") and not hasattr(hub, "generate_metadata"):
-        hub.generate_metadata = lambda *args: hub._generate_metadata(*args).to_dict()
+    if "huggingface_sb3" in sys.modules:
+        _mend_hub(sys.modules["huggingface_sb3"], sys.modules["huggingface_sb3.push_to_hub"])
+
+
+def _mend_hub(package: Any, push_to_hub: Any) -> None:
+    """
+    Let the hub's commands of RL Zoo 2.9.2 work with newer packages. They would fail for every algorithm.
+
+    :param package: ``huggingface_sb3``
+    :param push_to_hub: its module of that name
+    """
+    # Version 3.2 renamed a function that `rl_zoo3.push_to_hub` imports, and made it return an object
+    if hasattr(push_to_hub, "_generate_metadata") and not hasattr(push_to_hub, "generate_metadata"):
+        push_to_hub.generate_metadata = lambda *args: push_to_hub._generate_metadata(*args).to_dict()
+
+    # `rl_zoo3.load_from_hub` expects an `HTTPError` of requests where an agent has no statistics of VecNormalize. From
+    # huggingface_hub 1.0 on it is another error
+    load = package.load_from_hub
+
+    @functools.wraps(load)
+    def load_from_hub(repo_id: str, filename: str) -> str:
+        from huggingface_hub.errors import EntryNotFoundError
+        from requests.exceptions import HTTPError
+
+        try:
+            return str(load(repo_id, filename))
+        except EntryNotFoundError as error:
+            raise HTTPError(str(error)) from error
+
+    package.load_from_hub = load_from_hub
 
 
 def _with_quoting_hint(store: Callable[..., None]) -> Callable[..., None]:

@@ -60,7 +60,7 @@ def test_check(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     seeds = [better if seed.seed == better.seed else seed for seed in training.seeds]
     replace(training, seeds=seeds).write(folder)
     assert main(["evaluate", "-f", str(copy), "--check", "--episodes", "3"]) == 1
-    assert "WORSE" in capsys.readouterr().out
+    assert "WORSE" in capsys.readouterr().err
 
 
 def test_figures(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,9 @@ def test_figures(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert agent["all_seeds"]["means"] == pytest.approx([np.mean(seed.test_returns) for seed in training.seeds])
     # Two seeds are too few for an interval
     assert "mean_95" not in agent["all_seeds"]
-    assert "td3 -151.9 ± 90.2 at 20k" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert table.startswith("| env | episodes |")
+    assert "td3 -151.9 ± 90.2 at 20k" in table
 
 
 def test_table_of_an_env_with_a_bar(published: Path) -> None:

@@ -61,21 +61,17 @@ for command in sys.argv[1:]:
     runpy.run_module(f"rl_zoo3.plots.{sys.argv[0]}", run_name="__main__", alter_sys=True)
 """
 
-# `python -m rl_zoo3.push_to_hub` where the hub is a folder
+# `python -m rl_zoo3.push_to_hub` where the hub is a folder. Calls must fit the signatures of the real client
 PUSH_OFFLINE = """
 import runpy, sys
 from pathlib import Path
+from unittest import mock
 import huggingface_hub
 
-class OfflineApi:
-    def create_repo(self, **kwargs):
-        return "offline"
-    def snapshot_download(self, repo_id, local_dir):
-        Path(local_dir).mkdir(parents=True)
-    def upload_folder(self, **kwargs):
-        print("uploaded", kwargs["repo_id"])
-
-huggingface_hub.HfApi = OfflineApi
+api = mock.create_autospec(huggingface_hub.HfApi, instance=True)
+api.snapshot_download.side_effect = lambda repo_id, local_dir: Path(local_dir).mkdir(parents=True)
+api.upload_folder.side_effect = lambda repo_id, **kwargs: print("uploaded", repo_id)
+huggingface_hub.HfApi = lambda: api
 runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
 """
 
@@ -83,16 +79,20 @@ runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
 LOAD_OFFLINE = """
 import runpy
 from pathlib import Path
-import huggingface_sb3
-from requests.exceptions import HTTPError
+from types import SimpleNamespace
+import huggingface_hub
+from huggingface_hub.utils import EntryNotFoundError, HfHubHTTPError
 
-def load_from_hub(repo_id, filename):
+class MissingError(EntryNotFoundError, HfHubHTTPError):
+    pass
+
+def hf_hub_download(repo_id, filename, **kwargs):
     path = Path("hub", str(repo_id).partition("/")[2], filename)
     if not path.exists():
-        raise HTTPError
+        raise MissingError("404", response=SimpleNamespace(headers={}, request=None))
     return path
 
-huggingface_sb3.load_from_hub = load_from_hub
+huggingface_hub.hf_hub_download = hf_hub_download
 runpy.run_module("rl_zoo3.load_from_hub", run_name="__main__", alter_sys=True)
 """
 
@@ -329,7 +329,8 @@ class TestPlaying:
         assert state_dicts_are_equal(pushed.policy.state_dict(), original.policy.state_dict())
 
         # A stranger downloads it, and plays it without running code from its folder
-        process = run_python(trained.folder, "-c", LOAD_OFFLINE, *agent(), "-f", "downloaded", "-orga", "me")
+        options = ("-f", "downloaded", "-orga", "me")
+        process = run_python(trained.folder, "-c", LOAD_OFFLINE, *agent(), *options, TRUST_REMOTE_CODE="True")
         assert process.returncode == 0, process.stderr
         folder = f"downloaded/td3x/{ENV}_1"
         assert "num_timesteps: 420" in run_module(trained.folder, "sb3_td3x", "inspect", f"{folder}/{ENV}.zip")
