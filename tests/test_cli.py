@@ -33,20 +33,23 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     output = capsys.readouterr().out
     assert "usage: python -m sb3_td3x" in output
-    for name in ("inspect", "play", "resume", "zoo", "study", "agents"):
+    for name in ("inspect", "play", "resume", "zoo", "study", "export", "agents"):
         assert f"\n    {name} " in output
 
 
-@pytest.mark.parametrize(("name", "module"), [("study", "studies"), ("agents", "agents")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("study", "studies.command"), ("export", "export"), ("agents", "agents.command")]
+)
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["compare", "--env", "x", "--", "y"]], ids=str)
 def test_commands_with_a_parser_of_their_own(
     name: str, module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They get all arguments after their name."""
     called: list[list[str]] = []
-    command = types.ModuleType(f"sb3_td3x.{module}.command")
+    command = types.ModuleType(f"sb3_td3x.{module}")
     command.main = lambda argv: called.append(list(argv)) or 3  # type: ignore[attr-defined, func-returns-value]
-    monkeypatch.setitem(sys.modules, f"sb3_td3x.{module}", types.ModuleType(f"sb3_td3x.{module}"))
+    package = command.__name__.rpartition(".")[0]
+    monkeypatch.setitem(sys.modules, package, sys.modules.get(package, types.ModuleType(package)))
     monkeypatch.setitem(sys.modules, command.__name__, command)
     assert main([name, *arguments]) == 3
     assert called == [arguments]
