@@ -50,7 +50,7 @@ train: $(INSTALLED) ## train td3x on ENV (default Pendulum-v1) through the zoo, 
 enjoy: $(INSTALLED) ## watch the agent of ENV from rl-trained-agents
 	$(BIN)/python -m rl_zoo3.enjoy --algo td3x --env $(ENV) -f rl-trained-agents $(ARGS)
 
-test: lint $(LOWEST) sb3-tests ## check style and types, run all tests, some on the lowest SB3, and SB3's own
+test: lint docs $(LOWEST) sb3-tests ## check style, types and docs, run all tests, some on the lowest SB3, and SB3's own
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -m lowest_sb3
 

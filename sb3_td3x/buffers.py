@@ -349,7 +349,8 @@ class PackedReplayBuffer(NStepReplayBuffer):
         if self._device_blocks is None:
             self._device_blocks = self._host_blocks if self.device.type == "cpu" else self._make_device_blocks()
             self._newest_step = th.zeros((), dtype=th.int64, device=self._device_blocks[_ROWS].device)
-        self._newest_step.fill_((self.pos - 1) % self.buffer_size)
+        if self.n_steps > 1:
+            self._newest_step.fill_((self.pos - 1) % self.buffer_size)
         if self._device_blocks is not self._host_blocks:
             self._upload()
         return self._device_blocks

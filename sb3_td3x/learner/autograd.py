@@ -80,6 +80,11 @@ class AutogradNetworks:
         self.critic_optimizer = make_capturable(policy.critic.optimizer, critic_parameters)
         self.actor_optimizer = make_capturable(policy.actor.optimizer, actor_parameters)
 
+    @property
+    def device(self) -> th.device:
+        """The device of the networks; ``policy.device`` searches all modules"""
+        return self.parameters["actor"][0].device
+
     def is_current(self) -> bool:
         """Return whether the policy still has the parts and optimizers that this object was made from."""
         critic_optimizer, actor_optimizer = self._optimizers

@@ -45,7 +45,7 @@ class UpdateGraphs:
         self._replay_buffer = replay_buffer
         self._blocks = replay_buffer.blocks_on_device()
         self._normalizer = replay_buffer.normalizer(vec_normalize)
-        self._device = update.networks.policy.device
+        self._device = update.networks.device
         # As many different rows as possible for the comparison; later those of each batch
         self._indices = th.arange(batch_size, device=self._device) % max(replay_buffer.size(), 1)
         self._sums = th.zeros(len(METRICS), device=self._device)
@@ -82,7 +82,7 @@ class UpdateGraphs:
         :param replay_buffer: the agent's replay buffer
         """
         return (
-            update.networks.policy.device.type == "cuda"
+            update.networks.device.type == "cuda"
             and all(
                 isinstance(it, CapturableAdam) or (isinstance(it, FlatAdam) and it.has_equal_steps())
                 for it in update.optimizers
@@ -200,7 +200,7 @@ class ActingGraph:
     def __init__(self, networks: MlpNetworks, obs: np.ndarray):
         self._networks = networks
         self._shape = obs.shape
-        device = networks.policy.device
+        device = networks.device
         self._obs = _pinned(th.zeros(obs.shape), device)
         self._device_obs = th.zeros(obs.shape, device=device)
         with _side_stream(device):
@@ -217,9 +217,7 @@ class ActingGraph:
         :param networks: the networks of the policy
         :param obs: observations of the envs
         """
-        return (
-            networks.policy.device.type == "cuda" and isinstance(networks, MlpNetworks) and isinstance(obs, np.ndarray)
-        )
+        return networks.device.type == "cuda" and isinstance(networks, MlpNetworks) and isinstance(obs, np.ndarray)
 
     def is_current(self, networks: Any, obs: np.ndarray) -> bool:
         """
@@ -239,7 +237,7 @@ class ActingGraph:
         """
         self._obs.numpy()[...] = obs
         self._replay()
-        _wait_for(self._networks.policy.device)
+        _wait_for(self._networks.device)
         shape = self._networks.policy.action_space.shape or ()
         actions: np.ndarray = self._actions.numpy().copy()
         return actions.reshape(-1, *shape)

@@ -272,6 +272,11 @@ class MlpNetworks:
         self._policy_parameters = [*policy.parameters()]
         self._addresses = self.addresses()
 
+    @property
+    def device(self) -> th.device:
+        """The device of the networks; ``policy.device`` searches all modules"""
+        return self.parameters["actor"][0].device
+
     @staticmethod
     def is_possible(policy: TD3Policy) -> bool:
         """
@@ -310,7 +315,7 @@ class MlpNetworks:
         return addresses(self._policy_parameters)
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
-        actions: np.ndarray = self.actions(th.as_tensor(obs, device=self.policy.device)).cpu().numpy()
+        actions: np.ndarray = self.actions(th.as_tensor(obs, device=self.device)).cpu().numpy()
         return actions.reshape(-1, *self._action_shape)
 
     def actions(self, obs: th.Tensor) -> th.Tensor:

@@ -93,7 +93,11 @@ class Update:
         for is_due in with_actor:
             for values, value in zip(metrics.values(), self(sample(), is_due), strict=False):
                 values.append(value)
-        return {name: th.stack(values).mean() for name, values in metrics.items() if values}
+        return {
+            name: th.stack(values).mean() if len(values) > 1 else values[0]
+            for name, values in metrics.items()
+            if values
+        }
 
     def _update_critics(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
         """Update all critics; return their loss and the mean of their values."""
