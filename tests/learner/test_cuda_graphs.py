@@ -53,7 +53,7 @@ def captured_acting(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
 
     def on_the_cpu(networks: Any, obs: Any) -> bool:
         with monkeypatch.context() as context:
-            context.setattr(networks.policy.__class__, "device", property(lambda self: th.device("cuda")))
+            context.setattr(networks.__class__, "device", property(lambda self: th.device("cuda")))
             return is_possible(networks, obs)
 
     monkeypatch.setattr(ActingGraph, "is_possible", staticmethod(on_the_cpu))
