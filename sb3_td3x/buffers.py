@@ -1,8 +1,9 @@
 """The replay buffer of TD3X, and the choice between it and SB3's."""
 
+import functools
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -30,7 +31,7 @@ _HANDLE_TIMEOUTS = "handle_timeout_termination"
 # Name of the block with everything but images
 _ROWS = "rows"
 # Attributes that are made again after unpickling
-REBUILT = ("columns", "_host_blocks", "_device_blocks", "_newest_step", "_n_pending", "_normalizer")
+REBUILT = ("columns", "_widths", "_host_blocks", "_device_blocks", "_newest_step", "_n_pending", "_normalizer")
 
 Blocks = dict[str, th.Tensor]
 
@@ -146,11 +147,10 @@ class PackedReplayBuffer(NStepReplayBuffer):
     def _view_blocks(self) -> None:
         """Make SB3's arrays, and the tensors that batches are gathered from, views of the memory."""
         self.columns = {name: block for name, block in self.blocks.items() if name != _ROWS}
-        start = 0
-        for name, shape in self._row.items():
-            column = self.blocks[_ROWS][..., start : start + math.prod(shape)]
-            self.columns[name] = column.reshape(self.buffer_size, self.n_envs, *shape)
-            start += math.prod(shape)
+        self._widths = [math.prod(shape) for shape in self._row.values()]
+        parts = np.split(self.blocks[_ROWS], np.cumsum(self._widths)[:-1], axis=2)
+        for (name, shape), part in zip(self._row.items(), parts, strict=True):
+            self.columns[name] = part.reshape(self.buffer_size, self.n_envs, *shape)
         self._host_blocks = {name: th.from_numpy(block).flatten(0, 1) for name, block in self.blocks.items()}
         self._device_blocks: Blocks | None = None
         self._normalizer: BatchNormalizer | None = None
@@ -253,17 +253,21 @@ class PackedReplayBuffer(NStepReplayBuffer):
         :param normalizer: normalizes observations and rewards, if given
         :return: the transitions, in float32 and bytes
         """
-        first = last = self._split(blocks[_ROWS].index_select(0, indices))
-        rewards, discounts, last_indices = first["rewards"], None, indices
+        rows = blocks[_ROWS]
         if self.n_steps > 1:
-            rewards, discounts, last_indices = self._n_step_returns(blocks[_ROWS], indices, normalizer)
-            last = self._split(blocks[_ROWS].index_select(0, last_indices))
-        elif normalizer is not None:
-            rewards = normalizer.rewards(rewards)
+            constants = _n_step_constants(self.n_steps, self.n_envs, self.gamma, rows.device)
+            sequences = (indices.unsqueeze(1) + constants.rows) % len(rows)
+            steps = rows.index_select(0, sequences.flatten()).view(*sequences.shape, -1)
+            rewards, discounts, last_indices = self._n_step_returns(steps, sequences, constants, normalizer)
+            first, last = self._split(steps[:, 0]), self._split(rows.index_select(0, last_indices))
+        else:
+            first = last = self._split(rows.index_select(0, indices))
+            rewards = first["rewards"] if normalizer is None else normalizer.rewards(first["rewards"])
+            discounts, last_indices = None, indices
         next_rows, next_indices, next_name = last, last_indices, "next_observations"
         if self.optimize_memory_usage:
-            next_indices = (last_indices + self.n_envs) % (self.buffer_size * self.n_envs)
-            next_rows, next_name = self._split(blocks[_ROWS].index_select(0, next_indices)), "observations"
+            next_indices = (last_indices + self.n_envs) % len(rows)
+            next_rows, next_name = self._split(rows.index_select(0, next_indices)), "observations"
 
         def observations(name: str, rows: Blocks, indices: th.Tensor) -> Any:
             parts = {}
@@ -287,43 +291,43 @@ class PackedReplayBuffer(NStepReplayBuffer):
 
     def _first_number(self, column: str) -> int:
         """Return where a column begins in a row."""
-        names = [*self._row]
-        return sum(math.prod(self._row[name]) for name in names[: names.index(column)])
+        return sum(self._widths[: [*self._row].index(column)])
 
     def _split(self, rows: th.Tensor) -> Blocks:
         """Return the columns of a batch of rows; single numbers as (batch_size, 1)."""
-        parts = rows.split_with_sizes([math.prod(shape) for shape in self._row.values()], dim=1)
+        parts = rows.split_with_sizes(self._widths, dim=1)
         return {
             name: part if len(shape) <= 1 else part.reshape(-1, *shape)
             for part, (name, shape) in zip(parts, self._row.items(), strict=True)
         }
 
     def _n_step_returns(
-        self, rows: th.Tensor, indices: th.Tensor, normalizer: BatchNormalizer | None
+        self,
+        steps: th.Tensor,
+        sequences: th.Tensor,
+        constants: "_NStepConstants",
+        normalizer: BatchNormalizer | None,
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
         Sum up rewards over ``n_steps`` steps, or up to the end of the episode or the newest step.
 
-        :param rows: all rows, on the device
-        :param indices: the first row of each transition, (b,)
+        :param steps: the transitions that follow each other, (b, n_steps, width)
+        :param sequences: their rows, (b, n_steps)
+        :param constants: numbers that depend on the settings only
         :param normalizer: normalizes rewards, if given
         :return: sums of discounted rewards, (b, 1), discounts of the value that follows, (b, 1), last rows, (b,)
         """
-        offsets = th.arange(self.n_steps, device=rows.device) * self.n_envs
-        sequences = (indices.unsqueeze(1) + offsets) % len(rows)
         # These three columns are neighbours
-        columns = rows.narrow(1, self._first_number("rewards"), 3).index_select(0, sequences.flatten())
-        rewards, dones, timeouts = columns.view(*sequences.shape, 3).unbind(2)
+        rewards, dones, timeouts = steps.narrow(2, self._first_number("rewards"), 3).unbind(2)
         if normalizer is not None:
             rewards = normalizer.rewards(rewards)
-        is_newest = sequences.div(self.n_envs, rounding_mode="floor") == self._newest_step
-        ends = ((dones + timeouts > 0) | is_newest).int()
-        # 1 up to the first end, inclusive
-        mask = (ends.cumsum(dim=1) - ends == 0).float()
-        lengths = mask.sum(dim=1, keepdim=True)
-        powers = th.pow(self.gamma, th.arange(self.n_steps, dtype=th.float32, device=rows.device))
-        last_indices = sequences.gather(1, lengths.long() - 1).squeeze(1)
-        return (rewards * powers * mask).sum(dim=1, keepdim=True), th.pow(self.gamma, lengths), last_indices
+        is_newest = sequences // self.n_envs == self._newest_step
+        is_end = dones.maximum(timeouts).maximum(is_newest)
+        is_end[:, -1] = 1
+        # The first maximum
+        last = is_end.argmax(dim=1, keepdim=True)
+        returns = (rewards * constants.discounts * (constants.steps <= last)).sum(dim=1, keepdim=True)
+        return returns, constants.next_discounts.take(last), sequences.gather(1, last).squeeze(1)
 
     def normalizer(self, env: VecNormalize | None) -> BatchNormalizer | None:
         """
@@ -427,6 +431,23 @@ class PackedReplayBuffer(NStepReplayBuffer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._view_blocks()
+
+
+class _NStepConstants(NamedTuple):
+    """For each of n steps its index, the number of rows up to it, its discount, and that of the value after it."""
+
+    steps: th.Tensor
+    rows: th.Tensor
+    discounts: th.Tensor
+    next_discounts: th.Tensor
+
+
+@functools.lru_cache
+def _n_step_constants(n_steps: int, n_envs: int, gamma: float, device: th.device) -> _NStepConstants:
+    """Return what the index arithmetic of n-step returns needs again and again."""
+    steps = th.arange(n_steps + 1, device=device)
+    powers = th.pow(gamma, steps)
+    return _NStepConstants(steps[:-1], steps[:-1] * n_envs, powers[:-1], powers[1:])
 
 
 def _column(name: str, key: str | None) -> str:

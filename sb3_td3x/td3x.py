@@ -229,7 +229,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         self._rollout_timesteps = 0
         self._update: Update | None = None
         self._graphs = GraphCache()
-        # Means over the last updates that are still on the GPU
+        # Means over the last updates, not yet read from the device
         self._losses: dict[str, th.Tensor] = {}
         # Whether the updates of this rollout were done during its last step
         self._is_updated = False
@@ -271,19 +271,19 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         with_actor = self._count_updates(gradient_steps)
         graphs = self._graphs.updates(update, replay_buffer, batch_size, vec_normalize)
         if graphs is not None and gradient_steps > 0:
-            self._losses = graphs.run(list(with_actor))
+            losses = graphs.run(list(with_actor))
         else:
-            self._losses = update.run(lambda: replay_buffer.sample(batch_size, env=vec_normalize), with_actor)
+            losses = update.run(lambda: replay_buffer.sample(batch_size, env=vec_normalize), with_actor)
+        # Without a delayed update, the last actor loss stays
+        self._losses.update(losses)
 
         self._logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
             self._logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
-        if self.device.type == "cpu":
-            self._record_losses()
 
     @property
     def logger(self) -> Logger:
-        """The logger. Losses that are still on a GPU are recorded first: whoever asks may write the log."""
+        """The logger. The last updates' losses are recorded first: whoever asks may write the log."""
         self._record_losses()
         return self._logger
 

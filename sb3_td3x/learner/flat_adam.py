@@ -5,7 +5,6 @@ from typing import Any
 
 import torch as th
 from torch import nn
-from torch.optim.adam import adam
 
 from sb3_td3x.policies import own_storage
 
@@ -233,7 +232,6 @@ def _is_fused_adam(optimizer: th.optim.Optimizer) -> bool:
     return bool(group["fused"]) and not (group["amsgrad"] or group["capturable"] or is_watched)
 
 
-@th.no_grad()
 def _adam(
     optimizer: th.optim.Optimizer,
     lr: th.Tensor | None,
@@ -246,23 +244,24 @@ def _adam(
     """Do one step with the optimizer's options; the learning rate is a tensor where CUDA graphs are possible."""
     (group,) = optimizer.param_groups
     beta1, beta2 = group["betas"]
-    adam(
-        parameters,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        steps,
-        fused=True,
-        decoupled_weight_decay=group["decoupled_weight_decay"],
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=group["lr"] if lr is None else lr,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-    )
+    kernel = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
+    with th.no_grad():
+        th._foreach_add_(steps, 1)
+        kernel(
+            parameters,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            steps,
+            lr=group["lr"] if lr is None else lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=group["maximize"],
+        )
 
 
 def _lr_tensor(device: th.device) -> th.Tensor | None:

@@ -133,6 +133,9 @@ def test_values_and_gradients_of_a_policy_equal_autograd(
     actor_layer_norm: bool,
 ) -> None:
     """To 1e-6 of the largest gradient, with layer normalization to 1e-5."""
+    if layer_norm or actor_layer_norm:
+        # It magnifies rounding errors where few features are nearly equal: left to the test in double precision
+        pi, qf = [width + 8 for width in pi], [width + 8 for width in qf]
     policy = make_policy(
         net_arch={"pi": pi, "qf": qf},
         n_critics=n_critics,
