@@ -17,11 +17,29 @@ from stable_baselines3.common.noise import (
     OrnsteinUhlenbeckActionNoise,
     VectorizedActionNoise,
 )
-from stable_baselines3.common.type_aliases import TrainFreq
 
 # Of the matrix products of the updates
 PRECISIONS = ("float32", "bfloat16")
 Instance = TypeVar("Instance")
+
+# Arguments of an agent that are integers, with the lowest value
+_INTEGERS = {
+    "buffer_size": 1,
+    "learning_starts": 0,
+    "batch_size": 1,
+    "gradient_steps": -1,
+    "n_steps": 1,
+    "policy_delay": 1,
+    "_stats_window_size": 1,
+}
+# Arguments of an agent that are numbers, with their bounds
+_NUMBERS = {
+    "tau": (0.0, 1.0),
+    "gamma": (0.0, 1.0),
+    "target_policy_noise": (0.0, math.inf),
+    "target_noise_clip": (0.0, math.inf),
+    "action_noise_min_scale": (0.0, 1.0),
+}
 
 
 def check_integer(name: str, value: Any, low: int | None) -> int:
@@ -107,100 +125,19 @@ def check_action_space(action_space: spaces.Space) -> None:
         )
 
 
-def check_train_freq(name: str, value: Any, n_envs: int) -> int | tuple[int, str] | TrainFreq:
-    """
-    Check an update frequency.
-
-    :param name: name of the argument
-    :param value: its value: an integer >= 1, or (integer, "step" or "episode")
-    :param n_envs: number of envs; episodes can be counted in one env only
-    :return: the value in a form that SB3 accepts
-    :raises ValueError: it is not allowed
-    """
-    if not isinstance(value, (tuple, list)):
-        return check_integer(name, value, low=1)
-    unit = getattr(value[-1], "value", value[-1]) if len(value) == 2 else None
-    if unit not in ("step", "episode"):
-        raise ValueError(f"{name}={value!r} is not allowed, expected an integer or (integer, 'step' or 'episode')")
-    if unit == "episode" and n_envs > 1:
-        raise ValueError(f"{name}={value!r} is not allowed with {n_envs} envs, expected a number of steps")
-    return check_integer(name, value[0], low=1), unit
-
-
-def check_action_noise(name: str, noise: Any, action_space: spaces.Box) -> None:
-    """
-    Check that a noise has finite numbers, a standard deviation >= 0 and the shape of an action.
-
-    :param name: name of the argument
-    :param noise: its value
-    :param action_space: the action space
-    :raises ValueError: it is not allowed
-    """
-    if not isinstance(noise, ActionNoise):
-        raise ValueError(f"{name}={noise!r} is not allowed, expected an ActionNoise or None")
-    base_noise = noise.base_noise if isinstance(noise, VectorizedActionNoise) else noise
-    if isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
-        values: list[Any] = [base_noise._mu, base_noise._sigma]
-        if isinstance(base_noise, OrnsteinUhlenbeckActionNoise):
-            values += [base_noise._theta, base_noise._dt, base_noise.noise_prev]
-            values += [] if base_noise.initial_noise is None else [base_noise.initial_noise]
-        try:
-            arrays = [np.asarray(value, dtype=np.float64) for value in values]
-            are_valid = all(np.isfinite(array).all() for array in arrays) and (arrays[1] >= 0).all()
-        except (TypeError, ValueError, OverflowError):
-            are_valid = False
-        if not are_valid:
-            raise ValueError(f"{name}={base_noise!r} is not allowed, expected finite numbers and a sigma >= 0")
-        try:
-            shape = np.broadcast_shapes(*(array.shape for array in arrays))
-            # SB3's noises need arrays, not single numbers
-            fits = shape != () and np.broadcast_shapes(shape, action_space.shape) == action_space.shape
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"{name}={base_noise!r} is not allowed, expected arrays of an action's shape, {action_space.shape}"
-            )
-
-
-def check_net_arch(name: str, value: Any) -> None:
-    """
-    Check the sizes of the hidden layers.
-
-    :param name: name of the argument
-    :param value: its value: a list of integers >= 1, a dictionary of two such lists, "pi" and "qf", or None
-    :raises ValueError: it is not allowed
-    """
-    lists = [value.get(key) for key in ("pi", "qf")] if isinstance(value, dict) else [value]
-    for units in [] if value is None else lists:
-        if not isinstance(units, (list, tuple)) or not all(
-            isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1 for number in units
-        ):
-            raise ValueError(
-                f"{name}={value!r} is not allowed, expected a list of integers >= 1, or dict(pi=..., qf=...) of such"
-            )
-
-
 class KnownArguments:
     """Refuse unknown keyword arguments of the constructor by a ``ValueError`` that names the closest one."""
 
     def __new__(cls: type[Instance], *args: Any, **kwargs: Any) -> Instance:
-        check_keywords(cls.__name__, cls.__init__, kwargs)
+        _check_keywords(cls, kwargs)
         return object.__new__(cls)
 
 
-def check_keywords(name: str, function: Any, arguments: Iterable[str]) -> None:
-    """
-    Check the names of keyword arguments against the signature of a function.
-
-    :param name: name of the function
-    :param function: the function, or a class
-    :param arguments: names of the given arguments
-    :raises ValueError: an argument does not exist; names the closest one
-    """
-    parameters = inspect.signature(function).parameters
+def _check_keywords(cls: Any, arguments: Iterable[str]) -> None:
+    """Check the names of keyword arguments against the constructor of a class."""
+    parameters = inspect.signature(cls.__init__).parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-        check_known(name, arguments, set(parameters) - {"self"})
+        check_known(cls.__name__, arguments, set(parameters) - {"self"})
 
 
 def check_device(device: Any) -> None:
@@ -282,32 +219,75 @@ def check_arguments(model: Any) -> None:
         model.seed = check_integer("seed", model.seed, low=0)
     if not isinstance(model.policy_kwargs, dict):
         raise ValueError(f"policy_kwargs={model.policy_kwargs!r} is not allowed, expected a dictionary or None")
-    check_keywords(model.policy_class.__name__, model.policy_class, model.policy_kwargs)
-    check_net_arch("net_arch", model.policy_kwargs.get("net_arch"))
+    _check_keywords(model.policy_class, model.policy_kwargs)
+    _check_net_arch(model.policy_kwargs.get("net_arch"))
     if not isinstance(model.tensorboard_log, str | os.PathLike | None):
         raise ValueError(f"tensorboard_log={model.tensorboard_log!r} is not allowed, expected a path or None")
-    model.buffer_size = check_integer("buffer_size", model.buffer_size, low=1)
-    model.learning_starts = check_integer("learning_starts", model.learning_starts, low=0)
-    model.batch_size = check_integer("batch_size", model.batch_size, low=1)
-    model.tau = check_number("tau", model.tau, 0, 1)
-    model.gamma = check_number("gamma", model.gamma, 0, 1)
-    model.gradient_steps = check_integer("gradient_steps", model.gradient_steps, low=-1)
-    model.n_steps = check_integer("n_steps", model.n_steps, low=1)
-    model.policy_delay = check_integer("policy_delay", model.policy_delay, low=1)
-    model.target_policy_noise = check_number("target_policy_noise", model.target_policy_noise, 0)
-    model.target_noise_clip = check_number("target_noise_clip", model.target_noise_clip, 0)
-    model._stats_window_size = check_integer("stats_window_size", model._stats_window_size, low=1)
+    for name, low in _INTEGERS.items():
+        setattr(model, name, check_integer(name.removeprefix("_"), getattr(model, name), low))
+    for name, bounds in _NUMBERS.items():
+        setattr(model, name, check_number(name, getattr(model, name), *bounds))
     model.action_noise_decay = check_number("action_noise_decay", model.action_noise_decay, 0, 1, low_open=True)
-    model.action_noise_min_scale = check_number("action_noise_min_scale", model.action_noise_min_scale, 0, 1)
-    model.clipped_double_q = check_bool("clipped_double_q", model.clipped_double_q)
+    for name in ("clipped_double_q", "overlap_updates"):
+        setattr(model, name, check_bool(name, getattr(model, name)))
     if model.precision not in PRECISIONS:
         raise ValueError(f"precision={model.precision!r} is not allowed, expected one of {', '.join(PRECISIONS)}")
-    model.overlap_updates = check_bool("overlap_updates", model.overlap_updates)
-    model.train_freq = check_train_freq("train_freq", model.train_freq, model.n_envs)
+    model.train_freq = _check_train_freq(model.train_freq, model.n_envs)
     if model.overlap_updates and isinstance(model.train_freq, tuple) and model.train_freq[1] == "episode":
         raise ValueError(
             f"overlap_updates=True is not allowed with train_freq={model.train_freq!r}, expected a number of steps: "
             "the last step of an episode is not known before it is taken"
         )
     if model.action_noise is not None:
-        check_action_noise("action_noise", model.action_noise, model.action_space)
+        _check_action_noise(model.action_noise, model.action_space)
+
+
+def _check_train_freq(value: Any, n_envs: int) -> int | tuple[int, str]:
+    """Return an update frequency, an integer >= 1 or (integer, "step" or "episode"), in a form that SB3 accepts."""
+    if not isinstance(value, (tuple, list)):
+        return check_integer("train_freq", value, low=1)
+    unit = getattr(value[-1], "value", value[-1]) if len(value) == 2 else None
+    if unit not in ("step", "episode"):
+        raise ValueError(f"train_freq={value!r} is not allowed, expected an integer or (integer, 'step' or 'episode')")
+    if unit == "episode" and n_envs > 1:
+        raise ValueError(f"train_freq={value!r} is not allowed with {n_envs} envs, expected a number of steps")
+    return check_integer("train_freq", value[0], low=1), unit
+
+
+def _check_action_noise(noise: Any, action_space: spaces.Box) -> None:
+    """Check that a noise has finite numbers, a standard deviation >= 0 and the shape of an action."""
+    if not isinstance(noise, ActionNoise):
+        raise ValueError(f"action_noise={noise!r} is not allowed, expected an ActionNoise or None")
+    base_noise = noise.base_noise if isinstance(noise, VectorizedActionNoise) else noise
+    if not isinstance(base_noise, (NormalActionNoise, OrnsteinUhlenbeckActionNoise)):
+        return
+    values: list[Any] = [base_noise._mu, base_noise._sigma]
+    if isinstance(base_noise, OrnsteinUhlenbeckActionNoise):
+        values += [base_noise._theta, base_noise._dt, base_noise.noise_prev]
+        values += [] if base_noise.initial_noise is None else [base_noise.initial_noise]
+    shape = action_space.shape
+    try:
+        arrays = [np.asarray(value, dtype=np.float64) for value in values]
+        # SB3's noises need arrays, not single numbers
+        noise_shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        fits = noise_shape != () and np.broadcast_shapes(noise_shape, shape) == shape
+        is_valid = fits and all(np.isfinite(array).all() for array in arrays) and (arrays[1] >= 0).all()
+    except (TypeError, ValueError, OverflowError):
+        is_valid = False
+    if not is_valid:
+        raise ValueError(
+            f"action_noise={base_noise!r} is not allowed, expected arrays of finite numbers of an action's shape, "
+            f"{shape}, and a sigma >= 0"
+        )
+
+
+def _check_net_arch(value: Any) -> None:
+    """Check the sizes of the hidden layers: a list of integers >= 1, "pi" and "qf" with such a list each, or None."""
+    lists = [value.get(key) for key in ("pi", "qf")] if isinstance(value, dict) else [value]
+    for units in [] if value is None else lists:
+        if not isinstance(units, (list, tuple)) or not all(
+            isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number >= 1 for number in units
+        ):
+            raise ValueError(
+                f"net_arch={value!r} is not allowed, expected a list of integers >= 1, or dict(pi=..., qf=...) of such"
+            )
