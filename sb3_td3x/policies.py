@@ -1,5 +1,6 @@
 """Policies of TD3X: SB3's TD3 policies, with all critics computed as one batched network."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch as th
@@ -67,92 +68,65 @@ def own_storage(view: th.Tensor) -> th.Tensor:
     return alone
 
 
-class StackedLinear(nn.Module):
+class Stacked(nn.Module):
     """
-    One linear layer of each critic, computed as one batched matrix product.
+    The same layer of each critic, with their weights stacked.
+
+    ``forward`` computes all critics, (n_critics, batch, features), and ``first`` the first one, (batch, features).
 
     :param layers: this layer of each critic, in the critics' order
     """
 
-    def __init__(self, layers: list[nn.Linear]):
+    def __init__(self, layers: Sequence[nn.Linear | nn.LayerNorm]):
         super().__init__()
         self.weight = nn.Parameter(th.stack([layer.weight.detach() for layer in layers]))
         self.bias = nn.Parameter(th.stack([layer.bias.detach() for layer in layers]))
 
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        """
-        Compute the layer of all critics.
 
-        :param x: inputs, (n_critics, batch, in_features)
-        :return: outputs, (n_critics, batch, out_features)
-        """
+class StackedLinear(Stacked):
+    """One linear layer of each critic, computed as one batched matrix product."""
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
         return th.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
     def first(self, x: th.Tensor) -> th.Tensor:
-        """
-        Compute the layer of the first critic.
-
-        :param x: inputs, (batch, in_features)
-        :return: outputs, (batch, out_features)
-        """
         return nn.functional.linear(x, self.weight[0], self.bias[0])
 
 
-class StackedLayerNorm(nn.Module):
-    """
-    One layer normalization of each critic, with separate weights for each.
+class StackedLayerNorm(Stacked):
+    """One layer normalization of each critic, with separate weights for each."""
 
-    :param layers: this layer of each critic, in the critics' order
-    """
-
-    def __init__(self, layers: list[nn.LayerNorm]):
-        super().__init__()
-        self.weight = nn.Parameter(th.stack([layer.weight.detach() for layer in layers]))
-        self.bias = nn.Parameter(th.stack([layer.bias.detach() for layer in layers]))
+    def __init__(self, layers: Sequence[nn.LayerNorm]):
+        super().__init__(layers)
         self.eps = layers[0].eps
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        """
-        Normalize the inputs of all critics.
-
-        :param x: inputs, (n_critics, batch, features)
-        :return: outputs of the same shape
-        """
         normalized = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
         return th.addcmul(self.bias.unsqueeze(1), normalized, self.weight.unsqueeze(1))
 
     def first(self, x: th.Tensor) -> th.Tensor:
-        """
-        Normalize the inputs of the first critic.
-
-        :param x: inputs, (batch, features)
-        :return: outputs of the same shape
-        """
         return nn.functional.layer_norm(x, x.shape[-1:], self.weight[0], self.bias[0], self.eps)
 
 
 class Elementwise(nn.Module):
-    """
-    An activation without parameters, shared by all critics.
-
-    :param activation: the activation
-    """
+    """An activation without parameters, shared by all critics."""
 
     def __init__(self, activation: nn.Module):
         super().__init__()
         self.activation = activation
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        """
-        Apply the activation.
-
-        :param x: inputs of any shape
-        :return: outputs of the same shape
-        """
         activated: th.Tensor = self.activation(x)
         return activated
 
     first = forward
+
+
+def _normalized_mlp(
+    input_dim: int, output_dim: int, net_arch: list[int], activation_fn: type[nn.Module]
+) -> list[nn.Module]:
+    """Return the layers of SB3's MLP, with layer normalization before each activation."""
+    return create_mlp(input_dim, output_dim, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm])
 
 
 def _stack(layers: list[Any]) -> StackedLinear | StackedLayerNorm | Elementwise:
@@ -185,18 +159,9 @@ class CriticEnsemble(BaseModel):
 
     A drop-in replacement for SB3's ``ContinuousCritic``: a seed gives the same initial weights, and the state
     dictionary has the same keys and shapes, so weights can be exchanged. ``q_networks`` and ``qf0``, ``qf1``, ... are
-    the critics as networks of SB3, to read: they share the weights, and take no gradients.
+    the critics as networks of SB3, to read: they share the weights, and take no gradients. The arguments are those of
+    ``ContinuousCritic``, and:
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param net_arch: Number of units of each hidden layer
-    :param features_extractor: Network to extract features
-    :param features_dim: Number of features
-    :param activation_fn: Activation function
-    :param normalize_images: Whether to normalize images or not, dividing by 255.0
-    :param n_critics: Number of critics
-    :param share_features_extractor: Whether the features extractor is shared with the actor. A shared extractor learns
-        from the actor's loss only
     :param layer_norm: Whether to normalize each hidden layer before its activation (Ba et al. 2016)
     """
 
@@ -225,12 +190,8 @@ class CriticEnsemble(BaseModel):
         self.n_critics = n_critics
         input_dim = features_dim + get_action_dim(action_space)
         # Build one critic after the other, as SB3 does, so that a seed gives the same initial weights
-        critics = [
-            create_mlp(
-                input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm] if layer_norm else None
-            )
-            for _ in range(n_critics)
-        ]
+        make_layers = _normalized_mlp if layer_norm else create_mlp
+        critics = [make_layers(input_dim, 1, net_arch, activation_fn) for _ in range(n_critics)]
         self.layers = nn.ModuleList(_stack(list(layers)) for layers in zip(*critics, strict=True))
         self.register_state_dict_post_hook(_split_into_critics)
         self.register_load_state_dict_pre_hook(_join_critics)
@@ -252,13 +213,7 @@ class CriticEnsemble(BaseModel):
         return x
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        """
-        Compute the values of all critics, in the form that SB3's critics return.
-
-        :param obs: observations of a batch
-        :param actions: scaled actions, (batch, action_dim)
-        :return: values of each critic, (batch, 1)
-        """
+        """Compute the values of each critic, (batch, 1), as SB3's critics do."""
         return self.q_values(obs, actions).unbind()
 
     def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
@@ -301,14 +256,7 @@ class CriticEnsemble(BaseModel):
 
 
 def _split_into_critics(module: nn.Module, state_dict: dict[str, th.Tensor], prefix: str, local_metadata: Any) -> None:
-    """
-    Name the parameters critic by critic as SB3 does, ``qf0.0.weight``. A hook of ``state_dict()``.
-
-    :param module: the ``CriticEnsemble``
-    :param state_dict: its state dictionary, changed in place
-    :param prefix: prefix of the keys
-    :param local_metadata: not used
-    """
+    """Name the parameters critic by critic as SB3 does, ``qf0.0.weight``. A hook of ``state_dict()``."""
     assert isinstance(module, CriticEnsemble)
     stacked = {name: state_dict.pop(f"{prefix}layers.{name}") for name, _ in module.layers.named_parameters()}
     for critic in range(module.n_critics):
@@ -327,16 +275,7 @@ def _join_critics(
     missing_keys: list[str],
     *_: Any,
 ) -> None:
-    """
-    Undo ``_split_into_critics``. A hook of ``load_state_dict()``. Critics that are missing keep their weights.
-
-    :param module: the ``CriticEnsemble``
-    :param state_dict: a copy of the dictionary to load, changed in place; unexpected keys stay in it
-    :param prefix: prefix of the keys
-    :param local_metadata: not used
-    :param strict: not used
-    :param missing_keys: the list of missing keys, extended here
-    """
+    """Undo ``_split_into_critics``. A hook of ``load_state_dict()``. Critics that are missing keep their weights."""
     assert isinstance(module, CriticEnsemble)
     for name, parameter in module.layers.named_parameters():
         keys = [f"{prefix}qf{critic}.{name}" for critic in range(module.n_critics)]
@@ -372,18 +311,11 @@ class SeparateCritics(ContinuousCritic):
         if layer_norm:
             input_dim = features_dim + get_action_dim(action_space)
             for idx in range(self.n_critics):
-                layers = create_mlp(input_dim, 1, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm])
-                self.q_networks[idx] = nn.Sequential(*layers)
+                self.q_networks[idx] = nn.Sequential(*_normalized_mlp(input_dim, 1, net_arch, activation_fn))
                 self.add_module(f"qf{idx}", self.q_networks[idx])
 
     def q_values(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
-        """
-        Compute the values of all critics.
-
-        :param obs: observations of a batch
-        :param actions: scaled actions, (batch, action_dim)
-        :return: values, (n_critics, batch, 1)
-        """
+        """Compute the values of all critics, as ``CriticEnsemble.q_values`` does."""
         return th.stack(self(obs, actions))
 
 
@@ -398,17 +330,9 @@ class Actor(TD3Actor):
         super().__init__(*args, **kwargs)
         self.layer_norm = layer_norm
         if layer_norm:
-            action_dim = get_action_dim(self.action_space)
-            self.mu = nn.Sequential(
-                *create_mlp(
-                    self.features_dim,
-                    action_dim,
-                    self.net_arch,
-                    self.activation_fn,
-                    squash_output=True,
-                    post_linear_modules=[nn.LayerNorm],
-                )
-            )
+            output_dim = get_action_dim(self.action_space)
+            layers = _normalized_mlp(self.features_dim, output_dim, self.net_arch, self.activation_fn)
+            self.mu = nn.Sequential(*layers, nn.Tanh())
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
@@ -426,11 +350,8 @@ class StochasticActor(SACActor):
         super().__init__(*args, **kwargs)
         self.layer_norm = layer_norm
         if layer_norm:
-            self.latent_pi = nn.Sequential(
-                *create_mlp(
-                    self.features_dim, -1, self.net_arch, self.activation_fn, post_linear_modules=[nn.LayerNorm]
-                )
-            )
+            layers = _normalized_mlp(self.features_dim, -1, self.net_arch, self.activation_fn)
+            self.latent_pi = nn.Sequential(*layers)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
@@ -579,12 +500,7 @@ class MultiInputPolicy(TD3XPolicy):
 
 
 def _set_training_mode(module: nn.Module, mode: bool) -> None:
-    """
-    Do ``module.train(mode)`` ten times as fast, which saves a tenth of a step of small networks.
-
-    :param module: a module, changed with its submodules
-    :param mode: whether to set training mode
-    """
+    """Do ``module.train(mode)`` ten times as fast, which saves a tenth of a step of small networks."""
     if type(module).train is not nn.Module.train:
         module.train(mode)
         return
@@ -616,11 +532,7 @@ def _with_fused_kernel(
 
 
 def is_stochastic(policy: BasePolicy) -> bool:
-    """
-    Return whether a policy samples its actions, so that it needs no exploration noise.
-
-    :param policy: a policy, maybe of a user's own class
-    """
+    """Return whether a policy, maybe of a user's own class, samples its actions and so needs no exploration noise."""
     return bool(getattr(policy, "stochastic_actor", False))
 
 
