@@ -86,13 +86,7 @@ class Recording:
         return file.getvalue()
 
     def _animation(self, every: int | None, width: int) -> tuple[list[Image.Image], list[int]]:
-        """
-        Return the pictures of the animation, all with the same palette, and their durations in milliseconds.
-
-        :param every: As for ``save_gif``
-        :param width: Width in pixels
-        :return: The pictures and their durations
-        """
+        """Return the pictures of the animation, all with the same palette, and their durations in milliseconds."""
         every = -(-len(self) // _MAX_FRAMES) if every is None else check_integer("every", every, low=1)
         width = check_integer("width", width, low=100)
         steps = np.append(np.arange(0, len(self) - 1, every), len(self) - 1)
@@ -113,14 +107,7 @@ class Recording:
 
 
 def _draw_plots(recording: Recording, steps: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """
-    Draw the actions and rewards of an episode, with a cursor at each of the given steps.
-
-    :param recording: The episode
-    :param steps: Step of each picture
-    :param width: Width in pixels
-    :return: Pictures, uint8 of shape (height, width, 3)
-    """
+    """Draw the actions and rewards of an episode, in one picture for each of ``steps`` with a cursor there."""
     figure = Figure(figsize=(width / _DPI, 1.6), dpi=_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots(2, 1, sharex=True)
@@ -230,10 +217,6 @@ def _count_env_steps(env: VecEnv, n_steps: int) -> int:
     Return the number of env steps in the running episode.
 
     Each wrapper counts the steps it sees, so the innermost one has the highest count.
-
-    :param env: The env
-    :param n_steps: Number of agent steps in the episode
-    :return: Number of env steps
     """
     counts = [n_steps]
     if env.env_is_wrapped(Monitor)[0]:
@@ -261,14 +244,7 @@ def _one_rendering_env(env: gym.Env | VecEnv) -> VecEnv:
 
 
 def _render(env: VecEnv, width: int | None) -> np.ndarray:
-    """
-    Return the env's current frame.
-
-    :param env: The env
-    :param width: Maximum width in pixels; None for no limit
-    :return: The frame, uint8 of shape (height, width, 3)
-    :raises ValueError: If the env renders anything else
-    """
+    """Return the env's current frame, at most ``width`` pixels wide, or raise a ``ValueError``."""
     (frame,) = env.get_images()
     if not (isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8):
         shape = getattr(frame, "shape", None)

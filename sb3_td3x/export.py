@@ -80,12 +80,7 @@ def export_actor(model: TD3X, path: str | os.PathLike[str], vec_normalize: VecNo
 
 
 class _EnvActor(th.nn.Module):
-    """
-    A copy of an agent's actor with what surrounds it in ``predict``.
-
-    :param model: the agent
-    :param vec_normalize: normalization of the observations, if any
-    """
+    """A copy of an agent's actor with what surrounds it in ``predict``."""
 
     def __init__(self, model: TD3X, vec_normalize: VecNormalize | None):
         super().__init__()
@@ -98,11 +93,7 @@ class _EnvActor(th.nn.Module):
         self.low, self.high = th.as_tensor(model.action_space.low), th.as_tensor(model.action_space.high)
 
     def forward(self, obs: PyTorchObs) -> th.Tensor:
-        """
-        Return the actions for a batch.
-
-        :param obs: observations of the env, (batch, ...), or a dictionary of such tensors
-        """
+        """Return the env's actions for its observations."""
         if self.normalizer is not None and isinstance(obs, dict):
             obs = {key: self.normalizer.observations(part, key) for key, part in obs.items()}
         elif self.normalizer is not None and isinstance(obs, th.Tensor):

@@ -424,10 +424,8 @@ def _resolve(argument: str, spec: Any) -> Callable[..., Any]:
 
     A class is instantiated with the keyword arguments; a function is bound to them.
 
-    :param argument: Name of the argument that the specification was passed as, for error messages
+    :param argument: Name of the argument that has the specification, for error messages
     :param spec: A callable, its dotted path, or ``{callable or path: keyword arguments or None}``
-    :return: The callable
-    :raises ValueError: If the specification is none of these
     """
     target, kwargs = spec, None
     if isinstance(spec, dict):

@@ -36,11 +36,7 @@ def hyperparams_path(name: str = ALGO) -> Path:
 
 
 def register_algorithm(utils: ModuleType) -> None:
-    """
-    Add the algorithm, and explain quoting where the zoo cannot evaluate ``-params``.
-
-    :param utils: ``rl_zoo3.utils``
-    """
+    """Add the algorithm to ``rl_zoo3.utils``, and explain quoting where the zoo cannot evaluate ``-params``."""
     utils.ALGOS[ALGO] = TD3X
     utils.StoreDict.__call__ = _with_quoting_hint(utils.StoreDict.__call__)
 
@@ -49,12 +45,7 @@ def register_algorithm(utils: ModuleType) -> None:
 
 
 def _mend_hub(package: Any, push_to_hub: Any) -> None:
-    """
-    Let the hub's commands of RL Zoo 2.9.2 work with newer packages. They would fail for every algorithm.
-
-    :param package: ``huggingface_sb3``
-    :param push_to_hub: its module of that name
-    """
+    """Let the hub's commands of RL Zoo 2.9.2 work with newer packages. They would fail for every algorithm."""
     # Version 3.2 renamed a function that `rl_zoo3.push_to_hub` imports, and made it return an object
     if hasattr(push_to_hub, "_generate_metadata") and not hasattr(push_to_hub, "generate_metadata"):
         push_to_hub.generate_metadata = lambda *args: push_to_hub._generate_metadata(*args).to_dict()
@@ -100,21 +91,13 @@ def _with_quoting_hint(store: Callable[..., None]) -> Callable[..., None]:
 
 
 def register_search_space(hyperparams_opt: ModuleType) -> None:
-    """
-    Add the search space.
-
-    :param hyperparams_opt: ``rl_zoo3.hyperparams_opt``
-    """
+    """Add the search space to ``rl_zoo3.hyperparams_opt``."""
     hyperparams_opt.HYPERPARAMS_SAMPLER[ALGO] = sample_td3x_params
     hyperparams_opt.HYPERPARAMS_CONVERTER[ALGO] = convert_td3x_params
 
 
 def patch_experiment_manager(exp_manager: ModuleType) -> None:
-    """
-    Replace methods of the zoo's ``ExperimentManager`` for td3x by those of ``manager.METHODS``.
-
-    :param exp_manager: ``rl_zoo3.exp_manager``
-    """
+    """Replace methods of the ``ExperimentManager`` of ``rl_zoo3.exp_manager`` by ``manager.METHODS`` for td3x."""
     from sb3_td3x.zoo.manager import METHODS
 
     manager_class = exp_manager.ExperimentManager

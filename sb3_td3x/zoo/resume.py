@@ -20,7 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
-from sb3_td3x.checkpoint.folder import Checkpoint, list_checkpoints, newest_whole_checkpoint
+from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.checkpoint.logs import continue_monitoring, cut_monitor_files, monitor_start
 from sb3_td3x.files.atomic import lock_folder
 from sb3_td3x.shaping import check_built_in, make_reward_shaping
@@ -54,13 +54,20 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
     :raises UnusableRunError: the folder holds no run of td3x, no whole checkpoint, or something that needs to be
         trusted; or another process trains the run
     """
-    with _unusable():
-        run = ZooRun(folder, trusted)
-        if run.algo != ALGO or run.args.get("optimize_hyperparameters"):
-            raise UnusableRunError(f"{folder} is not a training of {ALGO}")
-        hyperparams = _zoo_hyperparams(run)
-        checkpoints = _checkpoints_of(hyperparams, folder)
-    with _locked(checkpoints) as checkpoint:
+    with contextlib.ExitStack() as lock:
+        with _unusable():
+            run = ZooRun(folder, trusted)
+            if run.algo != ALGO or run.args.get("optimize_hyperparameters"):
+                raise UnusableRunError(f"{folder} is not a training of {ALGO}")
+            hyperparams = _zoo_hyperparams(run)
+            checkpoints = _checkpoints_of(hyperparams, folder)
+            lock.callback(lock_folder(checkpoints).release)
+            if not list_checkpoints(checkpoints):
+                raise UnusableRunError(
+                    f"There is no checkpoint in {checkpoints}: a run has some if it is trained with --save-freq, or "
+                    "with sb3_td3x.checkpoint.ResumableCheckpoint among the callbacks of its YAML file"
+                )
+            checkpoint = newest_whole_checkpoint(checkpoints)
         print(f"Resuming from {checkpoint.path}")
         cut_monitor_files(folder, checkpoint.state["monitor_sizes"])
         # The checkpoint has what the run took from another agent
@@ -83,21 +90,6 @@ def _unusable() -> Iterator[None]:
         yield
     except (ValueError, ImportError) as error:
         raise UnusableRunError(str(error).replace("load with trusted=True", "add --trusted")) from None
-
-
-@contextlib.contextmanager
-def _locked(checkpoints: Path) -> Iterator[Checkpoint]:
-    """Keep other processes from the folder of the checkpoints, and find the newest whole one."""
-    with contextlib.ExitStack() as stack:
-        with _unusable():
-            stack.callback(lock_folder(checkpoints).release)
-            if not list_checkpoints(checkpoints):
-                raise UnusableRunError(
-                    f"There is no checkpoint in {checkpoints}: a run has some if it is trained with --save-freq, or "
-                    "with sb3_td3x.checkpoint.ResumableCheckpoint among the callbacks of its YAML file"
-                )
-            checkpoint = newest_whole_checkpoint(checkpoints)
-        yield checkpoint
 
 
 def _zoo_hyperparams(run: ZooRun) -> dict[str, Any]:

@@ -206,11 +206,7 @@ class ZooRun:
 
 
 def zoo_algorithms() -> dict[str, type[BaseAlgorithm]]:
-    """
-    Return the zoo's algorithms by name, td3x among them.
-
-    :return: the classes
-    """
+    """Return the zoo's algorithms by name, td3x among them."""
     autoload.install(force=True)
     from rl_zoo3 import ALGOS
 
@@ -218,12 +214,7 @@ def zoo_algorithms() -> dict[str, type[BaseAlgorithm]]:
 
 
 def checkpoint_folder(run_folder: str | Path) -> Path:
-    """
-    Return where a run's checkpoints are, unless its settings name another place.
-
-    :param run_folder: the folder of the run, which may not exist yet
-    :return: the folder of the checkpoints
-    """
+    """Return where the checkpoints of a run are, unless its settings name another place."""
     return Path(run_folder) / "checkpoints"
 
 
@@ -293,16 +284,13 @@ class _ZooLoader(yaml.SafeLoader):
     """A safe loader that also reads the ordered dictionaries, tuples and registered classes that the zoo writes."""
 
     def read_pairs(self, node: Any) -> Any:
-        """Return an ``OrderedDict`` as a dictionary."""
         (pairs,) = self.construct_sequence(node, deep=True)
         return dict(pairs)
 
     def read_tuple(self, node: Any) -> Any:
-        """Return a tuple."""
         return tuple(self.construct_sequence(node, deep=True))
 
     def read_class(self, path: str, node: Any) -> Any:
-        """Return a class that an agent's file may name as well."""
         if path not in CLASSES:
             raise yaml.constructor.ConstructorError(problem=f"it names {path:.100}")
         return CLASSES[path]

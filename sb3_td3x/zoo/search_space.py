@@ -4,7 +4,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
 from sb3_td3x.policies import MultiInputPolicy
 
@@ -105,9 +105,9 @@ def sample_td3x_params(
     n_step = not her and (manager is None or n_step_is_possible(manager._hyperparams))
 
     hyperparams = convert_td3x_params(suggest_td3x_params(trial, n_step, her))
-    hyperparams["action_noise"] = make_action_noise(
-        hyperparams.pop("noise_type"), hyperparams.pop("noise_std"), n_actions
-    )
+    # The noise that the zoo makes of the same hyperparameters
+    noise_class, noise_std = NOISES[hyperparams.pop("noise_type")], hyperparams.pop("noise_std")
+    hyperparams["action_noise"] = noise_class(mean=np.zeros(n_actions), sigma=noise_std * np.ones(n_actions))
     if her:
         hyperparams["replay_buffer_kwargs"] = {**additional_args["her_kwargs"], **hyperparams["replay_buffer_kwargs"]}
     if manager is not None:
@@ -121,26 +121,9 @@ def sample_td3x_params(
 
 
 def n_step_is_possible(hyperparams: dict[str, Any]) -> bool:
-    """
-    Return whether a replay buffer for n-step returns exists for these hyperparameters.
-
-    :param hyperparams: arguments of the constructor that are not sampled
-    :return: True if it does
-    """
+    """Return whether a replay buffer for n-step returns exists for the arguments that are not sampled."""
     policy = hyperparams.get("policy")
     dict_observations = policy == "MultiInputPolicy" or (
         isinstance(policy, type) and issubclass(policy, MultiInputPolicy)
     )
     return not (hyperparams.get("replay_buffer_class") or hyperparams.get("optimize_memory_usage") or dict_observations)
-
-
-def make_action_noise(noise_type: str, noise_std: float, n_actions: int) -> ActionNoise:
-    """
-    Make the same noise as the zoo does from ``noise_type`` and ``noise_std``.
-
-    :param noise_type: "normal" or "ornstein-uhlenbeck"
-    :param noise_std: standard deviation, in the scaled action space [-1, 1]
-    :param n_actions: dimension of the action space
-    :return: the noise
-    """
-    return NOISES[noise_type](mean=np.zeros(n_actions), sigma=noise_std * np.ones(n_actions))
