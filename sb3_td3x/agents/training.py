@@ -15,8 +15,9 @@ import numpy as np
 import torch as th
 
 from sb3_td3x.files.atomic import atomic_write
+from sb3_td3x.zoo.play import play_episodes
 from sb3_td3x.zoo.register import ALGO
-from sb3_td3x.zoo.runs import ZooRun, play_episodes
+from sb3_td3x.zoo.runs import ZooRun
 
 AGENTS_FOLDER = Path("rl-trained-agents")
 TRAINING_FILE = "training.json"

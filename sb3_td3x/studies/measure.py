@@ -16,7 +16,8 @@ from stable_baselines3.common.vec_env import VecNormalize, unwrap_vec_normalize
 from sb3_td3x.rollout import EnvStep, shape_step, with_last_observations
 from sb3_td3x.studies.results import Evaluations, ValueEstimate
 from sb3_td3x.td3x import TD3X
-from sb3_td3x.zoo.runs import ZooRun, play_episodes, play_steps, zoo_algorithms
+from sb3_td3x.zoo.play import play_episodes, play_steps
+from sb3_td3x.zoo.runs import ZooRun, zoo_algorithms
 
 
 def play_test(run: ZooRun, agent: Path, n_episodes: int, seed: int) -> tuple[list[float], list[int]]:

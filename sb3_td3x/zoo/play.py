@@ -1,11 +1,107 @@
-"""Playing the agent of a run's folder, without running code from the folder."""
+"""Playing an agent, and the agent of a run's folder without running code from the folder."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.zoo.runs import ZooRun, play_steps
+from sb3_td3x.zoo.runs import ZooRun
+
+
+class Episode(NamedTuple):
+    """
+    What ``Monitor`` says of an episode, below all wrappers of the run.
+
+    :param episode_return: sum of the env's own rewards, neither shaped nor normalized
+    :param length: number of env steps
+    """
+
+    episode_return: float
+    length: int
+
+
+class Step(NamedTuple):
+    """
+    One step of all copies of an env, as SB3's ``VecEnv`` returns it.
+
+    :param obs: observations in which the actions were chosen
+    :param episodes: the episodes that ended in this step, by index of the copy
+    """
+
+    obs: Any
+    actions: np.ndarray
+    next_obs: Any
+    rewards: np.ndarray
+    dones: np.ndarray
+    infos: list[dict[str, Any]]
+    episodes: dict[int, Episode]
+
+
+def play_steps(model: BaseAlgorithm, env: VecEnv, deterministic: bool = True) -> Iterator[Step]:
+    """
+    Play without an end; the caller stops.
+
+    :param model: the agent; recurrent policies are given their state
+    :param env: the env, with a ``Monitor`` around each copy
+    :param deterministic: whether a stochastic policy takes its mean
+    :return: the steps
+    """
+    # The zoo's wrappers lie around Monitor. Atari's end an episode at each lost life, Monitor at the end of the game.
+    # An episode that another wrapper cuts is never counted by Monitor.
+    loses_lives = env.env_is_wrapped(EpisodicLifeEnv)
+    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, int)
+    obs: Any = env.reset()
+    state, starts = None, np.ones(env.num_envs, bool)
+    while True:
+        actions, state = model.predict(obs, state, starts, deterministic)
+        next_obs, rewards, dones, infos = env.step(actions)
+        returns += rewards
+        lengths += 1
+        episodes = {}
+        for idx in np.flatnonzero(dones):
+            monitored = infos[idx].get("episode")
+            if monitored is not None:
+                episodes[int(idx)] = Episode(float(monitored["r"]), int(monitored["l"]))
+            elif not loses_lives[idx]:
+                episodes[int(idx)] = Episode(float(returns[idx]), int(lengths[idx]))
+        returns[dones], lengths[dones] = 0.0, 0
+        yield Step(obs, actions, next_obs, rewards, dones, infos, episodes)
+        obs, starts = next_obs, dones
+
+
+def play_episodes(
+    model: BaseAlgorithm, env: VecEnv, n_episodes: int, seed: int | None = None, deterministic: bool = True
+) -> list[Episode]:
+    """
+    Play episodes from fixed start states, as many at a time as the env has copies.
+
+    Each copy counts one episode and is then seeded anew, so that episode i starts from ``seed + i`` however many copies
+    there are. In the last digits the actions still depend on the number of copies: matrix products do.
+
+    :param model: the agent
+    :param env: the env, with a ``Monitor`` around each copy
+    :param n_episodes: number of episodes
+    :param seed: seed of the first episode; None: the env continues with its own random numbers
+    :param deterministic: whether a stochastic policy takes its mean
+    :return: the episodes, in the order of their seeds
+    """
+    episodes: list[Episode] = []
+    while len(episodes) < n_episodes:
+        if seed is not None:
+            env.seed(seed + len(episodes))
+        wanted = range(min(env.num_envs, n_episodes - len(episodes)))
+        first: dict[int, Episode] = {}
+        for step in play_steps(model, env, deterministic):
+            first = {**step.episodes, **first}
+            if first.keys() >= set(wanted):
+                break
+        episodes += [first[idx] for idx in wanted]
+    return episodes
 
 
 def play(

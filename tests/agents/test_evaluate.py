@@ -15,7 +15,8 @@ from sb3_td3x.agents import training as training_module
 from sb3_td3x.agents.command import main
 from sb3_td3x.agents.evaluate import allowed_loss, format_table, format_zoo, read_zoo_benchmark, summarize
 from sb3_td3x.agents.training import TEST_SEED, Training, episodes_of_test, find_agents, play_agent
-from sb3_td3x.zoo.runs import Episode, ZooRun
+from sb3_td3x.zoo.play import Episode
+from sb3_td3x.zoo.runs import ZooRun
 
 
 def test_any_number_of_episodes_begins_alike(published: Path) -> None:

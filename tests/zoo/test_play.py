@@ -1,25 +1,23 @@
-"""``python -m sb3_td3x play``."""
+"""Playing agents, and ``python -m sb3_td3x play``."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import hostile
+import numpy as np
 import pytest
-from run_folders import ENV, change, make_run_folder
+from envs import CountingEnv, Episode, counting_vec_env, tiny, vec_env
+from run_folders import ENV, change
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 
+from sb3_td3x import TD3X
 from sb3_td3x.cli import main
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run_folder(tmp_path_factory.mktemp("td3x"))
-
-
-@pytest.fixture
-def folder(run_folder: Path, tmp_path: Path) -> Path:
-    """A copy to change."""
-    return Path(shutil.copytree(run_folder, tmp_path / "run"))
+from sb3_td3x.zoo.play import play_episodes, play_steps
+from sb3_td3x.zoo.runs import ZooRun
 
 
 def test_prints_returns(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,3 +84,64 @@ def test_wrong_arguments_get_one_sentence(
     assert main(["play", str(tmp_path), *options]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+class TestPlaying:
+    def model(self) -> TD3X:
+        return TD3X("MlpPolicy", CountingEnv(), **tiny())
+
+    def test_each_copy_counts_once_and_is_seeded(self, run_folder: Path) -> None:
+        """Whatever the number of copies, episode i starts from the same state."""
+        env = lambda n_envs: make_vec_env("Pendulum-v1", n_envs)  # noqa: E731
+        model = TD3X("MlpPolicy", "Pendulum-v1", **tiny())
+        episodes = [play_episodes(model, env(n_envs), 4, seed=7) for n_envs in (1, 2, 3, 4)]
+        assert len({episode.episode_return for episode in episodes[0]}) == 4
+        assert all(episode.length == 200 for episode in episodes[0])
+        for others in episodes[1:]:
+            np.testing.assert_allclose(others, episodes[0], rtol=1e-4)
+        assert play_episodes(model, env(2), 4, seed=7) == episodes[1]
+
+    def test_first_episode_of_each_copy(self) -> None:
+        """A copy that ends early continues, and its next episode does not count."""
+        env = vec_env(CountingEnv([Episode(2, True)]), CountingEnv([Episode(5, False)]))
+        assert play_episodes(self.model(), env, 2) == [(3.0, 2), (15.0, 5)]
+
+    def test_returns_are_raw(self, run_folder: Path) -> None:
+        run = ZooRun(run_folder)
+        model = run.load_agent(run.best_agent)
+        assert play_episodes(model, run.make_env(2), 2) == [(15.0, 5), (15.0, 5)]
+
+    def test_episode_that_a_wrapper_around_monitor_cuts(self, folder: Path) -> None:
+        limit = {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 2}}
+        change(folder, "config.yml", normalize=False, env_wrapper=limit)
+        run = ZooRun(folder)
+        assert play_episodes(run.load_agent(run.last_agent), run.make_env(), 3) == [(3.0, 2)] * 3
+
+    def test_lost_life_is_not_the_end_of_the_game(self) -> None:
+        class Game(CountingEnv):
+            """One life is lost at step 2 of 4."""
+
+            @property
+            def ale(self) -> Any:
+                return type("Ale", (), {"lives": lambda _: 2 if self.steps < 2 else 1 if self.steps < 4 else 0})()
+
+        env = DummyVecEnv([lambda: EpisodicLifeEnv(Monitor(Game([Episode(4, True)])))])
+        assert play_episodes(self.model(), env, 1) == [(10.0, 4)]
+
+    def test_recurrent_policy_is_given_its_state(self) -> None:
+        env = counting_vec_env(2)
+        model = RecurrentPPO("MlpLstmPolicy", env, n_steps=4, batch_size=4, device="cpu", seed=0)
+        states: list[Any] = []
+        predict = model.predict
+
+        def recorded(obs: Any, state: Any, starts: np.ndarray, deterministic: bool) -> Any:
+            states.append((state, starts.copy()))
+            return predict(obs, state, starts, deterministic)
+
+        model.predict = recorded  # type: ignore[assignment]
+        steps = play_steps(model, env)
+        for _ in range(7):
+            next(steps)
+        assert states[0][0] is None
+        assert all(state is not None for state, _ in states[1:])
+        assert [starts[0] for _, starts in states] == [True, False, False, False, False, True, False]
