@@ -12,6 +12,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch as th
+from hypothesis import settings
+
+# Hypothesis tries the same examples in every run
+settings.load_profile("ci")
 
 # pytest-xdist runs tests in parallel
 th.set_num_threads(1)

@@ -4,7 +4,6 @@ import csv
 import json
 import pathlib
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
