@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
-from sb3_td3x.policies import MultiInputPolicy
-
 if TYPE_CHECKING:
     import optuna
     from rl_zoo3.exp_manager import ExperimentManager
@@ -102,8 +100,8 @@ def sample_td3x_params(
     """
     manager = trial_manager.get()
     her = additional_args["using_her_replay_buffer"]
-    n_step = not her and (manager is None or n_step_is_possible(manager._hyperparams))
-
+    # Another replay buffer has its own returns
+    n_step = not her and (manager is None or not manager._hyperparams.get("replay_buffer_class"))
     hyperparams = convert_td3x_params(suggest_td3x_params(trial, n_step, her))
     # The noise that the zoo makes of the same hyperparameters
     noise_class, noise_std = NOISES[hyperparams.pop("noise_type")], hyperparams.pop("noise_std")
@@ -118,12 +116,3 @@ def sample_td3x_params(
     trial.set_user_attr("gamma", hyperparams["gamma"])
     trial.set_user_attr("batch_size", hyperparams["batch_size"])
     return hyperparams
-
-
-def n_step_is_possible(hyperparams: dict[str, Any]) -> bool:
-    """Return whether a replay buffer for n-step returns exists for the arguments that are not sampled."""
-    policy = hyperparams.get("policy")
-    dict_observations = policy == "MultiInputPolicy" or (
-        isinstance(policy, type) and issubclass(policy, MultiInputPolicy)
-    )
-    return not (hyperparams.get("replay_buffer_class") or hyperparams.get("optimize_memory_usage") or dict_observations)

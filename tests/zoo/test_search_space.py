@@ -1,5 +1,6 @@
 """The search space of td3x."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -9,9 +10,10 @@ import torch as th
 from hyperparameters import BIT_FLIPPING, hyperparameters
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 
 from sb3_td3x import TD3X
-from sb3_td3x.zoo.search_space import convert_td3x_params, n_step_is_possible, sample_td3x_params
+from sb3_td3x.zoo.search_space import convert_td3x_params, sample_td3x_params, trial_manager
 
 NO_HER = {"using_her_replay_buffer": False, "her_kwargs": {}}
 
@@ -101,15 +103,19 @@ class TestSearchSpace:
         assert sampled == expected
 
     @pytest.mark.parametrize(
-        ("hyperparams", "possible"),
+        ("hyperparams", "is_drawn"),
         [
             ({"policy": "MlpPolicy"}, True),
-            ({"policy": "CnnPolicy", "n_steps": 3}, True),
-            ({"policy": "MultiInputPolicy"}, False),
-            ({"policy": TD3X.policy_aliases["MultiInputPolicy"]}, False),
-            ({"policy": "MlpPolicy", "optimize_memory_usage": True}, False),
-            ({"policy": "MlpPolicy", "replay_buffer_class": HerReplayBuffer}, False),
+            ({"policy": "MultiInputPolicy"}, True),
+            ({"policy": "MlpPolicy", "optimize_memory_usage": True}, True),
+            ({"policy": "MlpPolicy", "replay_buffer_class": ReplayBuffer}, False),
         ],
     )
-    def test_n_steps_only_where_a_buffer_supports_them(self, hyperparams: dict[str, Any], possible: bool):
-        assert n_step_is_possible(hyperparams) is possible
+    def test_n_steps_are_not_for_another_replay_buffer(self, hyperparams: dict[str, Any], is_drawn: bool):
+        trial = optuna.create_study().ask()
+        manager = SimpleNamespace(_hyperparams=hyperparams, normalize_kwargs={})
+        token = trial_manager.set(manager)  # type: ignore[arg-type]
+        try:
+            assert ("n_steps" in sample_td3x_params(trial, 1, 1, NO_HER)) is is_drawn
+        finally:
+            trial_manager.reset(token)
