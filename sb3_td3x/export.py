@@ -21,7 +21,7 @@ from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.normalization import BatchNormalizer
 from sb3_td3x.policies import is_stochastic
 from sb3_td3x.td3x import TD3X
-from sb3_td3x.zoo.runs import load_vec_normalize
+from sb3_td3x.zoo.run_files import load_vec_normalize
 
 # Observations on which an exported actor is compared with its agent
 _N_CHECKS = 1000

@@ -27,7 +27,8 @@ from sb3_td3x.shaping import check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.manager import Hyperparams
 from sb3_td3x.zoo.register import ALGO
-from sb3_td3x.zoo.runs import WRAPPER_MODULES, ZooRun, checkpoint_folder, make_wrapper, named_in, parse_dict
+from sb3_td3x.zoo.run_files import parse_dict
+from sb3_td3x.zoo.runs import WRAPPER_MODULES, ZooRun, checkpoint_folder, make_wrapper, named_in
 
 # Modules whose callbacks a run that is not trusted may name
 CALLBACK_MODULES = (

@@ -5,9 +5,7 @@ A stranger's folder can hold code: YAML and pickles may name any Python object, 
 Without ``trusted=True`` nothing of that is run or imported.
 """
 
-import ast
 import importlib
-import io
 import re
 import reprlib
 from collections.abc import Callable, Iterator
@@ -15,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack
 
 import _sb3_td3x_autoload as autoload
 from sb3_td3x.files.errors import FileRefused, refusing
-from sb3_td3x.files.limits import MAX_STATISTICS_BYTES, MAX_YAML_ALIASES, MAX_YAML_BYTES
-from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
-from sb3_td3x.files.records import CLASSES, path_of
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
+from sb3_td3x.zoo.run_files import TRUST_HINT, load_vec_normalize, parse_dict, read_zoo_yaml
 
 Wrapper = Callable[[Any], Any]
 
@@ -53,7 +48,6 @@ _DEFAULT_REPETITIONS = 4
 _SAFE_ALGORITHMS = ("td3x", "td3", "ddpg")
 _SAVED_AGENT = re.compile(r"rl_model_(\d+)_steps\.zip")
 
-_TRUST = "Trust it if the run is your own (--trusted)"
 _MAX_FRAMES = 1000
 
 
@@ -173,7 +167,7 @@ class ZooRun:
             check_built_in(None if self.trusted else spec)
         except ValueError:
             raise FileRefused(
-                f"{self.config_file} has reward_shaping={reprlib.repr(spec)}, which can run any code. {_TRUST}"
+                f"{self.config_file} has reward_shaping={reprlib.repr(spec)}, which can run any code. {TRUST_HINT}"
             ) from None
         return make_reward_shaping(spec)
 
@@ -190,7 +184,7 @@ class ZooRun:
             unneeded: dict[str, Any] = {"learning_rate": 0.0, "qf_learning_rate": None, "reward_shaping": None}
             return TD3X.load(path, device="cpu", trusted=self.trusted, buffer_size=1, action_noise=None, **unneeded)
         if not self.trusted:
-            raise FileRefused(f"{path} is an agent of {self.algo}, which is pickled and can run any code. {_TRUST}")
+            raise FileRefused(f"{path} is an agent of {self.algo}, which is pickled and can run any code. {TRUST_HINT}")
         # As in `enjoy`: schedules may be of classes that cannot be imported here
         kwargs: dict[str, Any] = {
             "custom_objects": {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0},
@@ -257,7 +251,7 @@ def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | N
         if modules is not None and (module not in modules or name in _WRITING_WRAPPERS):
             raise FileRefused(
                 f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(modules)} that writes nothing"
-                f". {_TRUST}"
+                f". {TRUST_HINT}"
             )
         cls = getattr(importlib.import_module(module), name, None) if module else None
         if not (isinstance(cls, type) and issubclass(cls, kind)):
@@ -273,122 +267,3 @@ def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | N
         return env
 
     return wrap
-
-
-# Reading the files
-
-
-class _ZooLoader(yaml.SafeLoader):
-    """A safe loader that also reads the ordered dictionaries, tuples and registered classes that the zoo writes."""
-
-    def read_pairs(self, node: Any) -> Any:
-        (pairs,) = self.construct_sequence(node, deep=True)
-        return dict(pairs)
-
-    def read_tuple(self, node: Any) -> Any:
-        return tuple(self.construct_sequence(node, deep=True))
-
-    def read_class(self, path: str, node: Any) -> Any:
-        if path not in CLASSES:
-            raise yaml.constructor.ConstructorError(problem=f"it names {path:.100}")
-        return CLASSES[path]
-
-
-_PYTHON = "tag:yaml.org,2002:python/"
-_ZooLoader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", _ZooLoader.read_pairs)
-_ZooLoader.add_constructor(f"{_PYTHON}tuple", _ZooLoader.read_tuple)
-_ZooLoader.add_multi_constructor(f"{_PYTHON}name:", _ZooLoader.read_class)
-
-
-def read_zoo_yaml(path: Path, trusted: bool = False) -> dict[str, Any]:
-    """
-    Read a ``config.yml`` or ``args.yml`` that the zoo wrote.
-
-    :param path: the file
-    :param trusted: whether it may make any Python object, as in the zoo
-    :return: what it holds
-    :raises ValueError: it is damaged, or holds an object that only a trusted file may
-    """
-    with refusing(str(path)):
-        try:
-            settings = yaml.unsafe_load(path.read_bytes()) if trusted else _load_safely(path)
-        except yaml.constructor.ConstructorError as error:
-            raise FileRefused(f"{path} holds an object that can run any code ({error.problem}). {_TRUST}") from None
-        if not isinstance(settings, dict):
-            raise FileRefused(f"{path} holds {type(settings).__name__}, expected names and values")
-        return dict(settings)
-
-
-def _load_safely(path: Path) -> Any:
-    content = _read(path, MAX_YAML_BYTES)
-    if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > MAX_YAML_ALIASES:
-        raise FileRefused(f"{path} has more than {MAX_YAML_ALIASES} aliases")
-    return yaml.load(content, _ZooLoader)
-
-
-def parse_dict(text: Any, where: str) -> dict[str, Any]:
-    """
-    Read a dictionary that the zoo would evaluate, such as ``dict(norm_obs=True)``, without evaluating it.
-
-    :param text: the text, with literals as values; or a dictionary, which is returned as it is
-    :param where: how to name it in an error
-    :return: the dictionary
-    :raises FileRefused: it is anything else
-    """
-    try:
-        node = ast.parse(text, mode="eval").body if isinstance(text, str) else None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
-            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        value = text if node is None else ast.literal_eval(node)
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        value = None
-    if not isinstance(value, dict):
-        raise FileRefused(f"{where} is {reprlib.repr(text)}, expected a dictionary of plain values")
-    return value
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file that is not too large."""
-    if path.exists() and not path.is_file():
-        # A device or a pipe may have no end
-        raise FileRefused(f"{path} is not a file")
-    with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise FileRefused(f"{path} is too large: more than {max_bytes} bytes")
-    return content
-
-
-def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
-    """
-    Read statistics that ``VecNormalize.save`` pickled, without running the pickle.
-
-    :param path: the file
-    :param venv: the env to normalize
-    :return: the normalized env; its statistics are not updated, and rewards stay as they are
-    :raises ValueError: the file is damaged, holds something else, or statistics of other observations
-    """
-    name, cls = str(path), path_of(VecNormalize)
-    with refusing(name):
-        content = _read(path, MAX_STATISTICS_BYTES)
-        pickled = read_pickle(io.BytesIO(content), name, {*allowed_in_pickles(), cls})
-        if not (isinstance(pickled, Pickled) and pickled.path == cls and isinstance(pickled.state, dict)):
-            raise FileRefused(f"{name} holds no VecNormalize")
-        arguments = ("norm_obs", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
-        names = [key for key in (*arguments, "obs_rms", "ret_rms") if key in pickled.state]
-        state = from_pickle({key: pickled.state[key] for key in names}, len(content))
-        obs_rms, ret_rms = state.pop("obs_rms", None), state.pop("ret_rms")
-        env = VecNormalize(venv, training=False, norm_reward=False, **state)
-        if _shapes(ret_rms) != () or (env.norm_obs and _shapes(obs_rms) != _shapes(env.obs_rms)):
-            raise FileRefused(f"{name} holds statistics of other observations than the env's")
-        env.ret_rms = ret_rms
-        if env.norm_obs:
-            env.obs_rms = obs_rms
-        return env
-
-
-def _shapes(statistics: Any) -> Any:
-    """Return the shape of a ``RunningMeanStd``, or those of a dictionary of such."""
-    if isinstance(statistics, dict):
-        return {key: _shapes(entry) for key, entry in statistics.items()}
-    return statistics.mean.shape

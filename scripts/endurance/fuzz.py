@@ -38,7 +38,7 @@ from sb3_td3x import TD3X
 from sb3_td3x.checkpoint import ResumableCheckpoint
 from sb3_td3x.files.inspect import describe_agent
 from sb3_td3x.files.sealed_zip import VERSION_MEMBER, write_sealed_zip
-from sb3_td3x.zoo.runs import load_vec_normalize, read_zoo_yaml
+from sb3_td3x.zoo.run_files import load_vec_normalize, read_zoo_yaml
 
 # For one file: seconds of the processor, and bytes of memory
 TIME_LIMIT = 5.0

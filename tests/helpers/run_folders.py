@@ -10,7 +10,7 @@ from envs import CountingEnv, counting_vec_env, tiny
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
-from sb3_td3x.zoo.runs import read_zoo_yaml
+from sb3_td3x.zoo.run_files import read_zoo_yaml
 
 ENV = "TD3XCounting-v0"
 gym.register(ENV, CountingEnv)
