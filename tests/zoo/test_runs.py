@@ -1,4 +1,4 @@
-"""A run's folder: reading it without running code from it, its env and its agents."""
+"""The folder of a run: its settings, its env and its agents."""
 
 import re
 from pathlib import Path
