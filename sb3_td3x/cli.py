@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Run a command.
 
     :param argv: arguments; by default those of the process
-    :return: exit code
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in DELEGATED:

@@ -9,12 +9,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 
 class BatchNormalizer:
-    """
-    Normalize batches as ``VecNormalize`` does, in float64 and then cast to float32.
-
-    :param env: the env's wrapper
-    :param device: device of the batches
-    """
+    """Normalize batches as ``VecNormalize`` does, in float64 and then cast to float32."""
 
     def __init__(self, env: VecNormalize, device: th.device):
         self.env = env

@@ -24,7 +24,6 @@ class EnvStep(NamedTuple):
     :param rewards: unnormalized rewards, (n_envs,)
     :param next_observations: unnormalized observations that the actions led to, also at the end of an episode
     :param dones: whether the episode ended, by termination or time-out, (n_envs,)
-    :param infos: the envs' infos
     """
 
     observations: Observations
@@ -39,9 +38,6 @@ class OverlappingVecEnv(VecEnvWrapper):
     """
     Do something while the envs take the last step of a rollout: after they were sent their actions, and before their
     results are asked for.
-
-    :param venv: the envs
-    :param during_last_step: what to do
     """
 
     def __init__(self, venv: VecEnv, during_last_step: Callable[[], None]):
@@ -75,7 +71,6 @@ def complete_step(step: EnvStep, vec_normalize: VecNormalize | None, num_timeste
     :param step: what the envs returned; ``next_observations`` of finished envs are the first of the next episode
     :param vec_normalize: the env's ``VecNormalize``, if it has one
     :param num_timesteps: number of env timesteps so far, for errors
-    :return: the step with the observations that the actions led to
     :raises ValueError: an observation or a reward is not finite
     """
     if step.dones.any():
@@ -94,8 +89,6 @@ def with_last_observations(
     Replace the first observations of new episodes by the last observations of the finished ones, because vectorized
     envs reset a finished env at once.
 
-    :param obs: unnormalized observations
-    :param dones: whether the episode ended
     :param infos: the envs' infos, with the last observations, normalized if the env is
     :param vec_normalize: the env's ``VecNormalize``, if it has one
     :return: the observations that the actions led to; ``obs`` itself if no episode ended
@@ -122,9 +115,7 @@ def shape_step(hook: RewardShaping, step: EnvStep, gamma: float, num_timesteps: 
     Apply a shaping hook to a step. An end of an episode that the hook declares not terminal becomes a time-out, so that
     its value is bootstrapped and n-step returns do not continue into the next episode.
 
-    :param hook: the shaping hook
     :param step: the step, with the last observations of finished episodes
-    :param gamma: the discount factor
     :param num_timesteps: env timesteps of the training so far, this step included
     :return: the step to store; ``dones`` is the same array unless the hook changed terminations
     """
@@ -157,7 +148,6 @@ def check_unnormalized_shapes(obs: Observations, observation_space: spaces.Space
     Check that no wrapper around ``VecNormalize`` changes the observations, which are stored unnormalized.
 
     :param obs: observations before ``VecNormalize`` normalizes them
-    :param observation_space: the agent's observation space
     :raises ValueError: their shapes differ
     """
     if isinstance(observation_space, spaces.Dict):

@@ -16,8 +16,6 @@ class SimpleLinearSchedule:
     A learning rate that falls linearly to 0, as the zoo's class of the same name.
 
     Agents trained with the zoo contain its class. This one loads them without the zoo.
-
-    :param initial_value: Learning rate at the start
     """
 
     def __init__(self, initial_value: float) -> None:
@@ -28,7 +26,6 @@ class SimpleLinearSchedule:
         Return the learning rate.
 
         :param progress_remaining: Remaining fraction of the training, from 1 to 0
-        :return: The learning rate
         """
         return progress_remaining * self.initial_value
 
@@ -49,10 +46,8 @@ def make_schedule(name: str, value: float | str | Callable[[float], float]) -> F
     """
     Build a learning rate schedule from an argument.
 
-    :param name: Name of the argument, for the error message
     :param value: A number >= 0, a function of the remaining progress (from 1 to 0), or the zoo's string for a linear
         schedule: ``lin_7e-4`` falls from 7e-4 to 0
-    :return: The schedule
     :raises ValueError: If the value is none of these, or the function does not start with a number >= 0
     """
     if isinstance(value, str):
@@ -75,9 +70,7 @@ def learning_rate_at(name: str, schedule: Callable[[float], float], progress_rem
     Return the value of a schedule, after checking that it is a learning rate.
 
     :param name: Name of the argument, for the error message
-    :param schedule: The schedule
     :param progress_remaining: Remaining fraction of the training, from 1 to 0
-    :return: The learning rate
     :raises ValueError: If the schedule fails, or its value is not a finite number >= 0
     """
     value: Any

@@ -46,7 +46,6 @@ def check_integer(name: str, value: Any, low: int | None) -> int:
     """
     Check an integer argument.
 
-    :param name: name of the argument
     :param value: its value; integral floats, such as YAML's ``1e4``, count as integers
     :param low: the smallest allowed value; None: any
     :return: the value as an ``int``
@@ -71,9 +70,6 @@ def check_number(
     """
     Check a finite number.
 
-    :param name: name of the argument
-    :param value: its value
-    :param low: lower bound
     :param high: upper bound, included
     :param low_open: whether the lower bound is excluded
     :return: the value as a ``float``
@@ -94,8 +90,6 @@ def check_bool(name: str, value: Any) -> bool:
     """
     Check a boolean argument.
 
-    :param name: name of the argument
-    :param value: its value
     :return: the value as a ``bool``
     :raises ValueError: it is not allowed
     """
@@ -108,7 +102,6 @@ def check_action_space(action_space: spaces.Space) -> None:
     """
     Check that an action space is a Box of floats with finite bounds, low < high.
 
-    :param action_space: the action space of an env
     :raises ValueError: it is not allowed
     """
     if not isinstance(action_space, spaces.Box) or not np.issubdtype(action_space.dtype, np.floating):
@@ -164,9 +157,6 @@ def check_known(function: str, arguments: Iterable[str], known: set[str]) -> Non
     """
     Check the names of a function's arguments.
 
-    :param function: name of the function
-    :param arguments: names of the given arguments
-    :param known: names of the existing arguments
     :raises ValueError: an argument does not exist; names the closest one
     """
     for name in arguments:
@@ -182,7 +172,6 @@ def check_finite(
     """
     Check that values are finite in float32. In the replay buffer, NaN or infinity would turn the networks into NaN.
 
-    :param quantity: name of the values
     :param values: one entry for each env, (n_envs, ...), or a dictionary of such arrays
     :param timestep: number of env timesteps so far
     :param envs: indices of the envs to check; None: all

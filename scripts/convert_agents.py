@@ -42,8 +42,6 @@ def convert(path: Path, old_python: str) -> None:
     """
     Convert an agent.
 
-    :param path: the agent's file, which is replaced
-    :param old_python: the interpreter of the environment with the old version
     :raises ValueError: the new file would predict other actions
     """
     with tempfile.TemporaryDirectory() as folder:

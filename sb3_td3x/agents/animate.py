@@ -18,14 +18,10 @@ def animate(
     """
     Record one episode of an agent at the env's speed, with its actions and rewards.
 
-    :param folder: folder of a run of the zoo
     :param path: GIF file to write
     :param best: whether to take the best agent of the evaluations instead of the last one
-    :param seed: seed of the episode
     :param every: show each ``every``-th step; None: about 125 frames
-    :param width: width in pixels
     :param trusted: whether the run may execute code
-    :return: the episode
     :raises ValueError: this is no run's folder, or it needs to be trusted
     """
     run = ZooRun(folder, trusted)

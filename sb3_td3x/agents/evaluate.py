@@ -41,11 +41,9 @@ def evaluate(
 
     The comparison goes to stderr, so that the table can go into a file.
 
-    :param folder: log folder of the zoo with the agents
     :param n_episodes: number of episodes; None: as many as the test of the agent has
     :param n_envs: copies of the env that are played side by side
     :param envs: ids of the envs to take; None: all
-    :param output: JSON file for all figures
     :return: whether no agent is worse than recorded
     :raises ValueError: there is no such agent
     """
@@ -92,8 +90,6 @@ def allowed_loss(recorded: Sequence[float], returns: Sequence[float]) -> float:
     With the versions of its training an agent returns what it returned. With others, its episodes differ, the longer
     the more.
 
-    :param recorded: returns of an agent when it was published
-    :param returns: its returns now, of the same episodes
     :return: half of the 95% interval of the mean difference, and one percent of the recorded mean
     """
     differences = np.subtract(recorded, returns)
@@ -105,8 +101,6 @@ def summarize(training: Training, returns: list[float]) -> dict[str, Any]:
     """
     Return the figures of an agent and of all its seeds.
 
-    :param training: what is known of the agent
-    :param returns: returns in its test
     :return: ``published``, over the episodes; ``all_seeds``, over the mean returns of the seeds
     """
     published = training.published
@@ -169,7 +163,6 @@ def format_table(summaries: Sequence[dict[str, Any]], n_envs: int) -> str:
 
     :param summaries: figures from ``summarize``
     :param n_envs: copies of the env that were played side by side
-    :return: the text
     """
     zoo = read_zoo_benchmark()
     lines = [

@@ -21,8 +21,6 @@ def plot(folder: Path, output: Path) -> list[Path]:
     """
     Draw the learning curves of all published agents.
 
-    :param folder: log folder of the zoo with the agents
-    :param output: folder for the pictures
     :return: the pictures, ``ENV.png``; agents without evaluations have none
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -55,12 +53,7 @@ def learning_curve(training: Training) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(training: Training, axes: Axes) -> None:
-    """
-    Draw the learning curves of an agent's seeds.
-
-    :param training: what is known of the agent
-    :param axes: where to draw
-    """
+    """Draw the learning curves of an agent's seeds."""
     timesteps, returns = learning_curve(training)
     color, *others = sns.color_palette("colorblind")
     axes.plot(timesteps, returns.T, color=color, linewidth=0.5, alpha=0.5)

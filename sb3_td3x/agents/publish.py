@@ -103,7 +103,6 @@ def candidates(run: ZooRun) -> list[str]:
     """
     Return the agents of a run to choose from.
 
-    :param run: a finished training
     :return: file names, the last agent first; of files with the same agent one, and none of an agent without training
     """
     names: dict[tuple[int, int], str] = {}
@@ -118,10 +117,7 @@ def select(run: ZooRun, n_episodes: int, first_round: int, jobs: int) -> dict[st
     """
     Let the candidates of a run play, and drop the worse half of them after each round.
 
-    :param run: a finished training
-    :param n_episodes: most episodes of a candidate
     :param first_round: episodes before the worse half drops out for the first time
-    :param jobs: number of processes
     :return: for each candidate the returns of its episodes
     """
     names = candidates(run)
@@ -165,7 +161,6 @@ def check_alike(runs: Sequence[ZooRun], published: ZooRun | None = None, earlier
     """
     Check that runs can be published together.
 
-    :param runs: the runs
     :param published: folder of the published agent that they are further seeds of
     :param earlier: what is known of that agent
     :raises ValueError: they are not finished runs of one env that differ in their seeds only
@@ -214,7 +209,6 @@ def without_folders(value: Any) -> Any:
     """
     Cut absolute paths to their last part.
 
-    :param value: part of a configuration
     :return: the same as plain lists and dictionaries
     """
     if isinstance(value, dict):
@@ -266,8 +260,6 @@ def write_networks(source: Path, path: Path) -> None:
     """
     Write an agent as small as possible that everything can still load.
 
-    :param source: file of the agent
-    :param path: file to write
     :raises ValueError: the source is damaged, or holds something that can only be pickled
     """
     model = TD3X.load(source, device="cpu")
@@ -291,7 +283,6 @@ def check_portable(folder: Path) -> None:
     """
     Check that no file names a folder of this machine.
 
-    :param folder: folder to publish
     :raises ValueError: a file does
     """
     for path in sorted(folder.rglob("*")):

@@ -45,16 +45,12 @@ class Seed:
     """
     One training, and what its agents reached. Returns are the env's own, of the deterministic policy.
 
-    :param seed: seed of the training
-    :param command: command that trained it
-    :param timesteps: env steps of the whole training
     :param training_seconds: wall-clock time of the training with its evaluations, without the time between an
         interruption and the resumption
     :param machine: processor, system and versions
     :param selection: for each candidate its returns in the selection; candidates that dropped out have fewer
     :param selected: the candidate with the highest mean return, among those with all episodes
     :param selected_timesteps: env steps before that agent was saved
-    :param test_returns: its returns in the test
     :param evaluations: env steps (``timesteps``) and ``returns`` of the evaluations during training
     """
 
@@ -75,7 +71,6 @@ class Training:
     """
     The content of ``training.json``.
 
-    :param env: id of the env
     :param published_seed: the seed whose agent is in the same folder: the best one in the selection
     :param seeds: all seeds that were trained with these hyperparameters, the worst too
     :param test_episodes: number of episodes in the test of the published agent
@@ -92,11 +87,7 @@ class Training:
         return next(seed for seed in self.seeds if seed.seed == self.published_seed)
 
     def write(self, folder: Path) -> None:
-        """
-        Write ``training.json``.
-
-        :param folder: folder of the agent
-        """
+        """Write ``training.json``."""
         content = {
             "format": FORMAT,
             "algo": ALGO,
@@ -114,8 +105,6 @@ class Training:
         """
         Read ``training.json``.
 
-        :param folder: folder of the agent
-        :return: its content
         :raises ValueError: the file has another format, or its test has other start states
         """
         path = folder / TRAINING_FILE
@@ -129,12 +118,7 @@ class Training:
 
 
 def to_json(content: Any) -> str:
-    """
-    Format data as JSON, with each list of numbers on one line.
-
-    :param content: dictionaries, lists, numbers and strings
-    :return: the text
-    """
+    """Format data as JSON, with each list of numbers on one line."""
 
     def on_one_line(match: re.Match[str]) -> str:
         return "[" + re.sub(r"\n\s*", " ", match[0][1:-1]).strip() + "]"
@@ -146,19 +130,13 @@ def episodes_of_test(env: str) -> int:
     """
     Return how many episodes the test of an agent has.
 
-    :param env: id of the env
     :return: 1,000 where luck decides an episode, else 100
     """
     return N_LUCK_TEST_EPISODES if env.startswith(LUCK_ENVS) else N_TEST_EPISODES
 
 
 def find_agents(folder: Path) -> list[Path]:
-    """
-    Find published agents.
-
-    :param folder: log folder of the zoo
-    :return: folders of the agents, by name
-    """
+    """Find published agents."""
     return sorted(path.parent for path in folder.glob(f"{ALGO}/*/{TRAINING_FILE}"))
 
 
@@ -181,9 +159,6 @@ def play_agent(folder: Path, name: str, n_episodes: int, first_seed: int, n_envs
     Some envs keep state over ``reset`` (BipedalWalker keeps Box2D's world), so an episode in a used copy would depend
     on the episodes before it, and not on its seed only.
 
-    :param folder: folder of the run
-    :param name: file name of one of its agents
-    :param n_episodes: number of episodes
     :param first_seed: episode i starts from ``first_seed + i``
     :param n_envs: copies of the env that are played side by side; another number changes the last digits of the actions
         (matrix products depend on it), which can decide between a step and a fall
@@ -206,7 +181,6 @@ def best_candidate(selection: dict[str, list[float]]) -> str:
     """
     Return the winner of a selection.
 
-    :param selection: for each candidate the returns of its episodes
     :return: the candidate with the highest mean, among those with the most episodes; the first of equals
     """
     most = max(len(returns) for returns in selection.values())

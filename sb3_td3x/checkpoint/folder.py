@@ -46,11 +46,7 @@ class Checkpoint:
     """
     A checkpoint that is whole.
 
-    :param path: its file
-    :param num_timesteps: number of env timesteps
     :param state: the state of the training besides the agent
-    :param replay_buffer: description of the replay buffer
-    :param rows: the files with the rows of the replay buffer
     """
 
     path: Path
@@ -79,12 +75,8 @@ def write_checkpoint(
     """
     Write a checkpoint next to the older ones.
 
-    :param directory: the folder of the checkpoints
-    :param model: the agent
     :param num_timesteps: number of env timesteps whose transitions are stored
     :param state: the state of the training besides the agent
-    :param rows: the files with the rows of the replay buffer
-    :return: the checkpoint's file
     :raises OSError: it cannot be written, or the disk is full; nothing of it remains
     """
     replay_buffer = model.replay_buffer
@@ -103,8 +95,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     Read a checkpoint, and check the checksums of its files.
 
-    :param path: its file
-    :return: the checkpoint
     :raises FileRefused: a file is missing or damaged; names the file
     """
     name = str(path)
@@ -125,8 +115,6 @@ def newest_whole_checkpoint(directory: Path) -> Checkpoint:
     """
     Find the checkpoint to resume from. Warn of newer ones that are damaged.
 
-    :param directory: the folder of the checkpoints
-    :return: the newest checkpoint that is whole
     :raises ValueError: there is none
     """
     problems = []
@@ -155,12 +143,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 
 def remove_all_but(directory: Path, kept: dict[Path, RowFiles]) -> None:
-    """
-    Delete old checkpoints, rows that no checkpoint needs, and what killed processes left behind.
-
-    :param directory: the folder of the checkpoints
-    :param kept: files of the checkpoints to keep, and their rows
-    """
+    """Delete old checkpoints, rows that no checkpoint needs, and what killed processes left behind."""
     needed = {name for rows in kept.values() for name in rows.names}
     for path in list_checkpoints(directory):
         if path not in kept:

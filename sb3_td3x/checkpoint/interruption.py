@@ -89,7 +89,6 @@ def describe_workers(env: VecEnv | None) -> list[str]:
     """
     Describe envs that run in processes. Call this while they are alive.
 
-    :param env: the envs of the training
     :return: a description of each env; empty if they do not run in processes
     """
     # Strings, because an object that cannot be pickled would end the process
@@ -105,8 +104,6 @@ def broken_pipes_to_dead_workers(env: VecEnv | None) -> Iterator[None]:
     """
     Let a training notice the death of an env's process. Forked processes hold the pipes of those started before them
     open, so that reading from the pipe of a dead process would wait forever.
-
-    :param env: the envs of the training
     """
     subproc_env = _subproc_env(env)
     if subproc_env is None or os.name != "posix":
@@ -132,7 +129,6 @@ def _break_pipes(remotes: dict[int, Any], stop: Connection) -> None:
     """
     Shut down the pipes of processes that end.
 
-    :param remotes: the pipes by the sentinels of their processes
     :param stop: becomes readable when there is nothing more to do
     """
     while remotes:
@@ -149,9 +145,7 @@ def dead_worker_error(env: VecEnv | None, workers: list[str], seed: int | None, 
     """
     Find the first env whose process has ended.
 
-    :param env: the envs of the training
     :param workers: the result of ``describe_workers``
-    :param seed: seed of the first env at its last seeded reset
     :param timestep: number of env timesteps so far
     :return: an error that names the env; None if all processes are alive
     """

@@ -20,7 +20,6 @@ def monitor_sizes(folder: Path) -> dict[str, int]:
     """
     Return the sizes of the files of ``Monitor``, which hold whole lines between two env steps.
 
-    :param folder: the folder of a run
     :return: sizes in bytes by the names of the files
     """
     return {path.name: path.stat().st_size for path in folder.glob(f"*{Monitor.EXT}")}
@@ -31,7 +30,6 @@ def cut_monitor_files(folder: Path, sizes: dict[str, int]) -> None:
     Cut off the episodes that came after a checkpoint. Call this before the envs are made, and make their ``Monitor``
     with ``override_existing=False``.
 
-    :param folder: the folder of a run
     :param sizes: the result of ``monitor_sizes`` at the checkpoint
     """
     for name, size in sizes.items():
@@ -61,7 +59,6 @@ def continue_monitoring(start: float | None, env_wrapper: Callable[[gym.Env], gy
     :param start: the result of ``monitor_start``
     :param env_wrapper: the wrapper of the run's envs, if they have one
     :param env: an env in its ``Monitor``
-    :return: the wrapped env
     """
     if start is not None:
         env.t_start = start  # type: ignore[attr-defined]
@@ -71,8 +68,6 @@ def continue_monitoring(start: float | None, env_wrapper: Callable[[gym.Env], gy
 def write_evaluations(callback: EvalCallback) -> None:
     """
     Write ``evaluations.npz`` again, which may hold evaluations that came after a checkpoint, or be cut short by a kill.
-
-    :param callback: the callback, with the evaluations up to the checkpoint
     """
     if callback.log_path is None:
         return
@@ -95,7 +90,6 @@ def tensorboard_folder(logger: Logger) -> str | None:
     """
     Return the folder where a logger writes for TensorBoard.
 
-    :param logger: the logger
     :return: the folder; None if it does not write for TensorBoard
     """
     for output in logger.output_formats:
@@ -110,7 +104,6 @@ def continue_tensorboard(folder: str | None, timesteps: int, verbose: int) -> Lo
     logged after a checkpoint.
 
     :param folder: the result of ``tensorboard_folder`` at the checkpoint
-    :param timesteps: number of env timesteps of the checkpoint
     :param verbose: verbosity level of the agent
     :return: the logger; None if there is no such folder
     """

@@ -26,8 +26,6 @@ class Resumed:
     """
     Where a resumed agent comes from, for the callbacks of its training.
 
-    :param checkpoint: the checkpoint
-    :param env_seed: the envs' seed at their reset
     :param generators: states of the random generators right after resuming
     """
 
@@ -41,7 +39,6 @@ def resume(load: Callable[..., AnyAgent], directory: Path, env: Any, **kwargs: A
     Resume from the newest whole checkpoint, see ``TD3X.resume``.
 
     :param load: the method ``load`` of the agent's class
-    :param directory: the folder of the checkpoints
     :param env: the envs, made like those of the training
     :param kwargs: further arguments of ``load``
     :return: the agent, ready for ``learn``
@@ -67,10 +64,7 @@ def _make_replay_buffer(model: Any, checkpoint: Checkpoint, kwargs: dict[str, An
     """
     Make an empty replay buffer like the one in a checkpoint, which may be one that the user gave the agent.
 
-    :param model: the agent
-    :param checkpoint: the checkpoint
     :param kwargs: arguments that were changed at loading
-    :return: the replay buffer
     :raises ValueError: the arguments ask for another one, or there is another number of envs
     """
     # Single steps are stored, and their rewards are summed at sampling
@@ -90,7 +84,6 @@ def reset_envs(model: OffPolicyAlgorithm, seed: int) -> None:
     """
     Begin a new episode in every env.
 
-    :param model: the agent
     :param seed: seed of the first env; the second has the next number, and so on
     """
     env: VecEnv | None = model.env

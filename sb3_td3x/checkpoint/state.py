@@ -46,11 +46,7 @@ _CALLBACK_STATE: tuple[tuple[type[BaseCallback], tuple[str, ...]], ...] = (
 
 
 def generators(model: OffPolicyAlgorithm) -> State:
-    """
-    Return the states of all random generators: those of Python, NumPy and PyTorch, and that of the action space.
-
-    :param model: the agent
-    """
+    """Return the states of all random generators: those of Python, NumPy and PyTorch, and that of the action space."""
     state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -66,7 +62,6 @@ def restore_generators(model: OffPolicyAlgorithm, state: State) -> None:
     """
     Set the states of all random generators.
 
-    :param model: the agent
     :param state: the result of ``generators``
     """
     random.setstate(state["python"])
@@ -152,11 +147,7 @@ def restore_callback_states(callback: BaseCallback, state: State) -> None:
 
 
 def all_callbacks(callback: BaseCallback) -> Iterator[BaseCallback]:
-    """
-    Yield a callback and all callbacks in it.
-
-    :param callback: the callback
-    """
+    """Yield a callback and all callbacks in it."""
     yield callback
     children: list[BaseCallback | None] = []
     if isinstance(callback, CallbackList):
@@ -182,11 +173,7 @@ def evaluation_envs(callback: BaseCallback) -> list[VecEnv]:
 
 
 def pending_logs(logger: Logger) -> State:
-    """
-    Return the numbers that were recorded since the last dump.
-
-    :param logger: the logger
-    """
+    """Return the numbers that were recorded since the last dump."""
     numbers = int | float | np.integer | np.floating
     return {
         "values": {key: value for key, value in logger.name_to_value.items() if isinstance(value, numbers)},
@@ -199,7 +186,6 @@ def restore_pending_logs(logger: Logger, state: State) -> None:
     """
     Record numbers again.
 
-    :param logger: the logger
     :param state: the result of ``pending_logs``
     """
     for key, value in state["values"].items():

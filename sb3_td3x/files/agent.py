@@ -86,7 +86,6 @@ def save_agent(
     Save an agent, as a whole or not at all.
 
     :param path: path to the file, with or without ``.zip``, or a file-like object
-    :param model: the agent
     :param exclude: names of attributes to leave out in addition to the default ones
     :param include: names of attributes to save that are left out by default
     :param parameters: state dictionaries to save in place of the agent's own
@@ -109,8 +108,6 @@ def write_agent(
     """
     Write an agent to an open zip file.
 
-    :param archive: the zip file
-    :param model: the agent
     :param exclude: names of attributes to leave out in addition to the default ones
     :param include: names of attributes to save that are left out by default
     :param parameters: state dictionaries to save in place of the agent's own
@@ -157,10 +154,7 @@ class AgentFile:
     """
     The content of an agent's file, read without running any of it.
 
-    :param name: name of the file in errors
-    :param data: attributes as they are written
     :param states: state dictionaries and further tensors by their names, with ``StoredTensor`` in place of tensors
-    :param pickles: pickled attributes
     :param texts: versions of SB3 and of the system
     :param sizes: sizes of all members in bytes
     :param is_sealed: whether the file has a checksum; a wrong one is refused
@@ -182,7 +176,6 @@ class AgentFile:
         """
         Return an attribute without running code.
 
-        :param name: its name
         :raises FileRefused: it is in a pickle that may run code
         :raises ValueError: it is damaged
         """
@@ -202,7 +195,6 @@ def open_agent(path: SavePath, trusted: bool = False) -> AgentFile:
 
     :param path: path to the file, with or without ``.zip``, or a file-like object
     :param trusted: whether the attributes may have any size
-    :return: its content
     :raises FileRefused: the file is damaged, or holds another algorithm's agent
     :raises OSError: the file does not exist or cannot be read
     """
@@ -274,7 +266,6 @@ def read_agent(
     :param custom_objects: objects to use in place of those in the file, by name; unknown names are ignored
     :param arguments: arguments of ``load``, used where the file lacks an attribute or has a pickle
     :param trusted: whether to run the pickles in the file, which can do anything that the user can
-    :param print_system_info: Whether to print the system info that was saved with the agent
     :return: the attributes, and the state dictionaries with ``StoredTensor`` in place of tensors
     :raises ValueError: the file is damaged, holds another algorithm's agent, or needs to be trusted
     :raises OSError: the file does not exist or cannot be read
@@ -307,7 +298,6 @@ def applying_states(path: SavePath) -> Iterator[None]:
     Turn errors about parameters from a file into one sentence: only PyTorch knows what the state of an optimizer must
     contain.
 
-    :param path: path to the file, or a file-like object
     :raises FileRefused: something is missing, or has a wrong type
     """
     try:
@@ -320,10 +310,7 @@ def set_states(path: SavePath, model: OffPolicyAlgorithm, states: States, device
     """
     Give an agent the networks, optimizers and further tensors from a file.
 
-    :param path: path to the file, or a file-like object
-    :param model: the agent
     :param states: the second result of ``read_agent``
-    :param device: Device on which the tensors should be
     :raises ValueError: the state of an optimizer is damaged
     """
     loaded = load_tensors(states, get_device(device))
@@ -340,9 +327,6 @@ def read_parameters(path: SavePath, expected: States, device: th.device | str) -
     Read the state dictionaries of an agent.
 
     :param path: path to the file, with or without ``.zip``, or a file-like object
-    :param expected: state dictionaries of the agent that will get them
-    :param device: Device on which the tensors should be
-    :return: the state dictionaries
     :raises ValueError: the file is damaged, holds another algorithm's agent or one with other networks
     """
     agent = open_agent(path)
@@ -393,9 +377,6 @@ def check_name(name: str, cls: type, file: str) -> None:
     """
     Check the name of an attribute.
 
-    :param name: the name
-    :param cls: class of the agent
-    :param file: name of the file in errors
     :raises FileRefused: no agent has an attribute of this name
     """
     if not re.fullmatch(r"[^\W\d]\w{0,99}", name) or name.startswith("__") or _is_method(cls, name):
@@ -456,8 +437,6 @@ def check_attributes(attributes: Mapping[str, Any], file: str) -> None:
     """
     Check the types of attributes.
 
-    :param attributes: the attributes
-    :param file: name of the file in errors
     :raises FileRefused: one has the wrong type or is missing
     """
     for name in _NEEDED:
@@ -527,8 +506,6 @@ def _check_policy(state: Any, expected: States, where: str) -> None:
     Compare the networks in a file with those that they are for.
 
     :param state: state dictionary of the policy, with ``StoredTensor`` in place of tensors
-    :param expected: state dictionary of the policy that it is for
-    :param where: name of the file in errors
     :raises FileRefused: it has other tensors
     """
     with refusing(where):
@@ -549,8 +526,6 @@ def _check_optimizer(state: Any, policy: States, where: str) -> None:
     Check that the state of an optimizer takes no more memory than the networks.
 
     :param state: state dictionary of the optimizer, with ``StoredTensor`` in place of tensors
-    :param policy: state dictionary of the policy
-    :param where: name of the file in errors
     :raises FileRefused: it holds something else
     """
     with refusing(where):

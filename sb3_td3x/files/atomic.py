@@ -26,7 +26,6 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     at ``path``, unless the block raised an exception.
 
     :param path: path of the file; a symbolic link is followed, and an old file's permissions are kept
-    :return: the temporary file, open for writing and seeking
     :raises OSError: the file cannot be written, or the disk is full; the old file is untouched
     """
     target = pathlib.Path(os.path.realpath(path))
@@ -52,11 +51,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """
-    Flush the names in a folder to the disk, so that a rename survives a power cut.
-
-    :param folder: the folder
-    """
+    """Flush the names in a folder to the disk, so that a rename survives a power cut."""
     if os.name != "posix":
         # Windows cannot open a folder
         return
@@ -73,7 +68,6 @@ def lock_folder(folder: pathlib.Path) -> BaseFileLock:
     times; it is free after as many releases, or when the process ends in any way.
 
     :param folder: the folder; if it does not exist or cannot be locked, the lock is not taken
-    :return: the lock
     :raises ValueError: another process holds the lock
     """
     lock = FileLock(folder.resolve() / ".lock", is_singleton=True)
@@ -97,7 +91,6 @@ def open_for_saving(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
     :param path: path of the file, or a file-like object, which is written directly. Missing folders are made. If a
         folder has this name, ``_2`` is added to it
     :param suffix: suffix for names without one, without the dot
-    :return: the file, open for writing
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
     if not isinstance(path, (str, pathlib.Path)):
@@ -123,7 +116,6 @@ def open_for_loading(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
 
     :param path: path to the file, with or without its suffix, or a file-like object, which is rewound afterwards
     :param suffix: the suffix, without the dot
-    :return: the file, open for reading
     :raises OSError: the file does not exist or cannot be read
     """
     try:
@@ -142,9 +134,5 @@ def open_for_loading(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
 
 
 def name_of(path: SavePath) -> str:
-    """
-    Return how to name a file in an error.
-
-    :param path: path to the file, or a file-like object
-    """
+    """Return how to name a file in an error."""
     return str(path) if isinstance(path, (str, pathlib.Path)) else "The file"

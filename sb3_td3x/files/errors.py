@@ -13,7 +13,6 @@ def refusing(name: str) -> Iterator[None]:
     """
     Turn every exception of a reader into one sentence. A file from a stranger can cause any type of exception.
 
-    :param name: name of the file in the error
     :raises FileRefused: the block raised an exception
     """
     try:
@@ -28,7 +27,6 @@ def reason_of(error: Exception) -> str:
     """
     Return the first sentence of an error. PyTorch's messages have many lines.
 
-    :param error: the error
     :return: at most 200 characters
     """
     return str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__

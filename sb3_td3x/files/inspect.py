@@ -22,7 +22,6 @@ def describe_agent(path: SavePath) -> str:
     Describe an agent's file.
 
     :param path: path to the file, with or without ``.zip``, or a file-like object
-    :return: lines of text
     :raises ValueError: the file is damaged, or holds another algorithm's agent
     :raises OSError: the file does not exist or cannot be read
     """

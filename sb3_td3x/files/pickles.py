@@ -37,11 +37,7 @@ class Pickled:
     items: list[Any]
 
     def __new__(cls, *args: Any) -> "Pickled":
-        """
-        Record a call of the class or function.
-
-        :param args: its arguments
-        """
+        """Record a call of the class or function."""
         made = super().__new__(cls)
         made.args = args
         made.state = None
@@ -101,8 +97,6 @@ class _Reader(_Base):  # type: ignore[misc]
 
     It is the version in Python: the one in C takes as much memory as a pickle asks for.
 
-    :param file: the pickle
-    :param file_name: name of the file in errors
     :param allowed: module paths of the classes and functions that the pickle may name; None: all
     """
 
@@ -158,8 +152,6 @@ def read_pickle(file: BinaryIO, name: str, allowed: Collection[str]) -> Any:
     """
     Read a pickle without running it.
 
-    :param file: the pickle
-    :param name: name of the file in errors
     :param allowed: module paths of the classes and functions that it may name, such as ``allowed_in_pickles()``
     :return: its content. Classes and functions are subclasses of ``Pickled``, and objects are instances of these
     :raises FileRefused: it names another class or function
@@ -172,7 +164,6 @@ def names_in_pickle(file: BinaryIO) -> list[str]:
     """
     List what a pickle would import.
 
-    :param file: the pickle
     :return: module paths of classes and functions. If the pickle is damaged: up to there, and why
     """
     reader = _Reader(file, "", None)
@@ -221,7 +212,6 @@ def from_pickle(value: Any, pickle_bytes: int, makers: Mapping[str, Maker] | Non
     :param pickle_bytes: size of the pickle, which limits the memory of its objects: a small pickle can refer to one
         part in many places
     :param makers: functions that make objects of further classes and functions, by the module paths of these
-    :return: the object
     :raises ValueError: its class is not registered, or it is too large
     """
     return _Converter(MAX_PICKLE_GROWTH * pickle_bytes, makers or {}).convert(value)

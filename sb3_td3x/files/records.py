@@ -52,8 +52,6 @@ class ObjectType:
     """
     How to take objects of a class apart and how to make them again.
 
-    :param cls: the class
-    :param attributes: names of its attributes
     :param build: makes an object from those attributes that the file has; raises any exception if they do not fit
     :param is_made_of_numbers: whether the attributes are the arguments of the constructor, and all are numbers
     """
@@ -80,12 +78,7 @@ def name_in_files(cls: type) -> str:
 
 
 def register_class(cls: AnyClass) -> AnyClass:
-    """
-    Allow files to name a class. A decorator.
-
-    :param cls: the class
-    :return: the class
-    """
+    """Allow files to name a class. A decorator."""
     CLASSES[name_in_files(cls)] = cls
     return cls
 
@@ -96,10 +89,8 @@ def register_object(
     """
     Allow files to hold objects of a class. A decorator.
 
-    :param attributes: names of the object's attributes
     :param build: makes an object from a dictionary of attributes, which come from a file and must be checked. None: the
         attributes are the arguments of the constructor, and all of them are numbers
-    :param aliases: other names in files
     """
 
     def register(cls: AnyClass) -> AnyClass:
@@ -128,9 +119,6 @@ def build_object(name: str, state: Any) -> Any:
     """
     Make an object of a registered class.
 
-    :param name: the name of the class in files
-    :param state: the attributes of the object
-    :return: the object
     :raises ValueError: the class is not registered, or the attributes do not fit it
     """
     if name not in OBJECTS:
@@ -300,8 +288,6 @@ def to_record(value: Any) -> Any:
     """
     Convert a value to data that ``json.dumps`` accepts.
 
-    :param value: the value
-    :return: the record
     :raises NotARecordError: the value holds something that only a pickle can hold
     :raises RecursionError: the value is nested too deeply, or holds itself
     """
@@ -360,7 +346,6 @@ def from_record(record: Any) -> Any:
     Convert a record back to the value that ``to_record`` was given.
 
     :param record: the record, which may come from a stranger's file
-    :return: the value
     :raises ValueError: it is not a record
     """
     if isinstance(record, list):
@@ -393,7 +378,6 @@ def make_array(dtype: np.dtype, shape: Any, data: bytes | bytearray, order: Any 
     """
     Return an array that can be written to.
 
-    :param dtype: type of the elements
     :param shape: shape of the array
     :param data: the elements; a ``bytearray`` becomes the memory of the array
     :param order: ``"C"`` or ``"F"``

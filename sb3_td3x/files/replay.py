@@ -86,7 +86,6 @@ def columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     """
     Return the arrays that get a row with each call of ``add``.
 
-    :param replay_buffer: the replay buffer
     :return: the arrays by their names in files, (buffer_size, n_envs, ...), not copied
     """
     arrays = _named_arrays({name: getattr(replay_buffer, name, None) for name in _ARRAYS})
@@ -99,7 +98,6 @@ def late_columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     """
     Return the arrays whose rows can change after ``add``.
 
-    :param replay_buffer: the replay buffer
     :return: the arrays by their names in files, (buffer_size, n_envs), not copied
     """
     return _named_arrays({name: getattr(replay_buffer, name, None) for name in _LATE_ARRAYS})
@@ -121,7 +119,6 @@ def describe(replay_buffer: ReplayBuffer) -> dict[str, Any]:
     """
     Return everything but the columns.
 
-    :param replay_buffer: a replay buffer of a known class
     :return: class, arguments and position
     """
     cls = type(replay_buffer)
@@ -142,8 +139,6 @@ def make_empty(description: Mapping[str, Any], model: OffPolicyAlgorithm, buffer
     Make an empty replay buffer.
 
     :param description: the result of ``describe``
-    :param model: the agent that it is for
-    :param buffer_size: number of rows
     :return: the replay buffer, with the envs, spaces and device of the agent
     :raises ValueError: it needs an env, and the agent has none
     """
@@ -162,8 +157,6 @@ def restore_position(replay_buffer: ReplayBuffer, description: Mapping[str, Any]
 
     :param replay_buffer: a replay buffer whose columns were read
     :param description: the result of ``describe``
-    :param n_rows: number of rows with transitions
-    :param name: name of the file in errors
     :raises FileRefused: an episode lies outside of the replay buffer
     """
     replay_buffer.full = n_rows == replay_buffer.buffer_size
@@ -198,7 +191,6 @@ def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
     Save a replay buffer, as a whole or not at all. A replay buffer of an unknown class is pickled.
 
     :param path: path to the file, with or without ``.pkl``, or a file-like object
-    :param replay_buffer: the replay buffer
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
     rows = slice(0, replay_buffer.size())
@@ -226,10 +218,8 @@ def read_replay_buffer(
     Read a replay buffer that was saved by TD3X or by SB3.
 
     :param path: path to the file, with or without ``.pkl``, or a file-like object
-    :param model: the agent that it is for
     :param truncate_last_traj: With HER, whether the last trajectory counts as finished
     :param trusted: whether to run the pickle of another class than SB3's, which can do anything that the user can
-    :return: the replay buffer
     :raises ValueError: the file is damaged, needs to be trusted, or is not for this agent
     :raises OSError: the file does not exist or cannot be read
     """
@@ -305,9 +295,6 @@ def _check_is_for(model: OffPolicyAlgorithm, replay_buffer: Any, name: str) -> N
     """
     Check that a replay buffer fits an agent.
 
-    :param model: the agent
-    :param replay_buffer: the replay buffer, or an object with its attributes
-    :param name: name of the file in errors
     :raises ValueError: its transitions belong to other envs, or to other n-step returns
     """
     names = ["n_envs", "observation_space", "action_space"]
@@ -323,13 +310,7 @@ def _check_is_for(model: OffPolicyAlgorithm, replay_buffer: Any, name: str) -> N
 
 
 def _check_sizes(archive: CheckedZip, small: ReplayBuffer, n_rows: int) -> None:
-    """
-    Check that a file has all rows, before memory is taken for them.
-
-    :param archive: the file
-    :param small: a replay buffer with one row
-    :param n_rows: number of rows that the file should have
-    """
+    """Check that a file has all rows, before memory is taken for them."""
     for key, array in {**columns(small), **late_columns(small)}.items():
         if key != _INFOS:
             expected, size = array.nbytes * n_rows, archive.members[f"{key}.npy"].file_size
@@ -376,12 +357,7 @@ def _from_arrays(
     """
     Make a replay buffer of the arrays in a pickle of SB3.
 
-    :param description: its class, arguments and position
     :param state: what the pickle says about its attributes
-    :param size: size of the pickle
-    :param model: the agent that it is for
-    :param name: name of the file in errors
-    :return: the replay buffer
     """
     n_rows = description["buffer_size"]
     given = _named_arrays(from_pickle({key: state.get(key) for key in (*_ARRAYS, *_LATE_ARRAYS)}, size))
@@ -421,9 +397,6 @@ def write_columns(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], ro
     """
     Write some rows of columns.
 
-    :param archive: the zip file to write to
-    :param arrays: the columns by their names
-    :param rows: the rows
     :raises NotARecordError: an info holds something that only a pickle can hold
     """
     for name, array in arrays.items():
@@ -442,7 +415,6 @@ def read_columns(archive: CheckedZip, arrays: Mapping[str, np.ndarray], rows: sl
     """
     Read some rows of columns.
 
-    :param archive: the zip file
     :param arrays: the columns by their names, changed in place
     :param rows: the rows; the file must have as many
     :raises FileRefused: the file has rows of another shape or type
@@ -491,7 +463,6 @@ class RowFiles:
     """
     Files that hold the rows of a replay buffer together. Row ``n`` lies at ``n % buffer_size`` in the replay buffer.
 
-    :param prefix: beginning of their names
     :param ranges: first row of each file and the row after its last, oldest first
     :param n_rows: number of rows that were written since the beginning
     """
@@ -510,8 +481,6 @@ def write_new_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles 
     """
     Write the rows that are new to new files.
 
-    :param folder: the folder of the files
-    :param replay_buffer: the replay buffer
     :param written: the files that were written before; None: write all rows
     :param n_new: number of rows that were added since; None: unknown, write all rows
     :return: the files that hold the replay buffer now. Others in ``written`` are no longer needed
@@ -541,9 +510,7 @@ def read_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles) -> N
     """
     Read the rows of a replay buffer.
 
-    :param folder: the folder of the files
     :param replay_buffer: an empty replay buffer like the one that was written
-    :param written: the files
     :raises ValueError: a file is damaged, or holds rows of another replay buffer
     """
     for (first, last), name in zip(written.ranges, written.names, strict=True):

@@ -28,11 +28,7 @@ CHUNK_BYTES = 2**20
 
 
 class _SealingWriter(io.RawIOBase):
-    """
-    Stream that computes the checksum of what is written, and writes it at the end.
-
-    :param file: the file to write to
-    """
+    """Stream that computes the checksum of what is written, and writes it at the end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -51,7 +47,6 @@ def write_sealed_zip(path: SavePath, suffix: str) -> Iterator[zipfile.ZipFile]:
     """
     Open a zip file for writing. It gets a checksum, and appears at its path as a whole or not at all.
 
-    :param path: path of the file, or a file-like object
     :param suffix: suffix for names without one, without the dot
     :return: the zip file; its members are not compressed
     :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
@@ -71,8 +66,6 @@ class CheckedZip:
 
     Members are read by their exact names and never extracted, so their names, types and permissions do not matter.
 
-    :param file: the file
-    :param name: name of the file in errors
     :raises FileRefused: the file is damaged or would grow too large
     """
 
@@ -107,9 +100,7 @@ class CheckedZip:
         """
         Read a member.
 
-        :param member: its name
         :param max_size: largest allowed size in bytes; None: any size
-        :return: its content
         :raises FileRefused: it is missing, damaged or too large
         """
         with refusing(self.name):
@@ -123,8 +114,6 @@ class CheckedZip:
         """
         Open a member for reading.
 
-        :param member: its name
-        :return: the member
         :raises FileRefused: it is missing or damaged
         """
         with refusing(self.name), self._archive.open(member) as file:
@@ -138,7 +127,6 @@ def open_checked_zip(path: SavePath, suffix: str) -> Iterator[CheckedZip]:
 
     :param path: path to the file, with or without its suffix, or a file-like object
     :param suffix: the suffix, without the dot
-    :return: the zip file
     :raises FileRefused: the file is damaged or would grow too large
     :raises OSError: the file does not exist or cannot be read
     """

@@ -39,12 +39,7 @@ _MAX_DIMENSIONS = 64
 
 
 class _Storages(dict[str, bytearray]):
-    """
-    The memory of tensors by its key, read at the first use.
-
-    :param archive: PyTorch's file
-    :param folder: the folder in it
-    """
+    """The memory of tensors by its key, read at the first use."""
 
     def __init__(self, archive: CheckedZip, folder: str) -> None:
         super().__init__()
@@ -66,11 +61,8 @@ class StoredTensor:
     A tensor in a file.
 
     :param shape: its shape
-    :param dtype: type of its elements
     :param stride: distance between neighbours in each dimension, in elements
     :param offset: position of the first element in the memory
-    :param key: key of the memory
-    :param storages: all memory in the file
     """
 
     shape: tuple[int, ...]
@@ -81,11 +73,7 @@ class StoredTensor:
     storages: Mapping[str, bytearray]
 
     def load(self, device: th.device) -> th.Tensor:
-        """
-        Return the tensor.
-
-        :param device: Device on which it should be
-        """
+        """Return the tensor."""
         if math.prod(self.shape) == 0:
             return th.empty(self.shape, dtype=self.dtype, device=device)
         memory = th.frombuffer(self.storages[self.key], dtype=self.dtype)
@@ -97,7 +85,6 @@ def read_state(content: bytes, name: str) -> Any:
     Read what ``torch.save`` wrote, without the tensors' numbers.
 
     :param content: PyTorch's file
-    :param name: name of the file in errors
     :return: dictionaries and lists of ``StoredTensor`` and plain data
     :raises FileRefused: it is damaged, or holds anything else
     """
@@ -121,7 +108,6 @@ def load_tensors(value: Any, device: th.device) -> Any:
     Return a state dictionary with its tensors in memory.
 
     :param value: the result of ``read_state``
-    :param device: Device on which the tensors should be
     """
     if isinstance(value, StoredTensor):
         return value.load(device)

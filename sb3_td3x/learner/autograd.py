@@ -27,11 +27,7 @@ _PARAMETER_HOOKS = (operator.attrgetter("_backward_hooks"), operator.attrgetter(
 
 
 class PolicyParts:
-    """
-    The modules and parameters of a policy, to notice when a user replaces one.
-
-    :param policy: the policy
-    """
+    """The modules and parameters of a policy, to notice when a user replaces one."""
 
     def __init__(self, policy: TD3Policy):
         self._tables: list[dict[str, Any]] = [
@@ -56,7 +52,6 @@ class AutogradNetworks:
     """
     The networks of any policy, with autograd's gradients.
 
-    :param policy: the policy
     :param bfloat16: whether matrix products are in bfloat16 where PyTorch's automatic mixed precision allows it
     """
 
@@ -114,7 +109,6 @@ class AutogradNetworks:
         Preprocess images once for all networks of an update: floats in [0, 1] with the channels last in memory, which
         is faster for convolutions on a CPU.
 
-        :param batch: transitions
         :return: the same transitions with such images, for the duration of the ``with`` block
         """
         if not self._converts_images:
@@ -139,7 +133,6 @@ class AutogradNetworks:
         """
         Compute π'(s).
 
-        :param obs: observations
         :return: scaled actions, (b, d)
         """
         with th.no_grad(), self._autocast:
@@ -150,7 +143,6 @@ class AutogradNetworks:
         """
         Compute Q'_i(s, a).
 
-        :param obs: observations
         :param actions: scaled actions, (b, d)
         :return: values, (n, b, 1)
         """
@@ -161,7 +153,6 @@ class AutogradNetworks:
         """
         Compute Q_i(s, a), for ``backward_critics``.
 
-        :param obs: observations
         :param actions: scaled actions, (b, d)
         :return: values, (n, b, 1)
         """
@@ -172,7 +163,6 @@ class AutogradNetworks:
         Set the gradients of the critics' parameters.
 
         :param q: the result of ``q_values``
-        :param grad: gradient of the loss with respect to it
         """
         self._zero_gradients("critic", self.policy.critic.optimizer)
         q.backward(grad)
@@ -181,7 +171,6 @@ class AutogradNetworks:
         """
         Compute Q_1(s, π(s)), for ``backward_actor``.
 
-        :param obs: observations
         :return: values, (b, 1)
         """
         with self._autocast:
@@ -192,7 +181,6 @@ class AutogradNetworks:
         Set the gradients of the actor's parameters.
 
         :param q1: the result of ``q1_of_policy``
-        :param grad: gradient of the loss with respect to it
         """
         self._zero_gradients("actor", self.policy.actor.optimizer)
         # With the inputs named, the critics' gradients are not computed
@@ -219,11 +207,7 @@ class AutogradNetworks:
 
 
 def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, bool]]:
-    """
-    Return for each parameter the addresses of its numbers and its gradient, and whether it is learned.
-
-    :param parameters: parameters of a policy
-    """
+    """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
     return [(it.data_ptr(), id(it.grad), it.requires_grad) for it in parameters]
 
 
@@ -232,7 +216,6 @@ def _convert_images(obs: Any, space: spaces.Space, normalize: bool) -> Any:
     Convert images to floats with the channels last in memory; leave other observations as they are.
 
     :param obs: observations, (b, ...), or a dictionary of them
-    :param space: their space
     :param normalize: whether to divide images by 255
     :return: observations of the same shape
     """

@@ -31,9 +31,7 @@ class UpdateGraphs:
     """
     An update captured for its current networks, replay buffer and hyperparameters.
 
-    :param update: the update
     :param replay_buffer: the replay buffer; ``is_possible`` must accept both
-    :param batch_size: number of transitions in each update
     :param vec_normalize: the env's ``VecNormalize``, if it has one
     :raises RuntimeError: the update cannot be captured, or the graphs compute something else
     """
@@ -75,12 +73,7 @@ class UpdateGraphs:
 
     @staticmethod
     def is_possible(update: Update, replay_buffer: ReplayBuffer) -> bool:
-        """
-        Return whether the update consists of kernels on a GPU only.
-
-        :param update: the update
-        :param replay_buffer: the agent's replay buffer
-        """
+        """Return whether the update consists of kernels on a GPU only."""
         return (
             update.networks.device.type == "cuda"
             and all(
@@ -98,9 +91,6 @@ class UpdateGraphs:
         """
         Return whether the graphs still do what the update would do.
 
-        :param update: the agent's update
-        :param replay_buffer: the agent's replay buffer
-        :param batch_size: number of transitions in each update
         :param vec_normalize: the env's ``VecNormalize``, if it has one
         """
         return (
@@ -193,7 +183,6 @@ class ActingGraph:
     """
     The policy's actions in the rollout as a CUDA graph, from an observation in main memory to an action there.
 
-    :param networks: the networks of the policy
     :param obs: observations of the envs, (n_envs, ...)
     """
 
@@ -211,19 +200,13 @@ class ActingGraph:
 
     @staticmethod
     def is_possible(networks: Any, obs: Any) -> bool:
-        """
-        Return whether acting consists of kernels on a GPU only.
-
-        :param networks: the networks of the policy
-        :param obs: observations of the envs
-        """
+        """Return whether acting consists of kernels on a GPU only."""
         return networks.device.type == "cuda" and isinstance(networks, MlpNetworks) and isinstance(obs, np.ndarray)
 
     def is_current(self, networks: Any, obs: np.ndarray) -> bool:
         """
         Return whether the graph still is that of the networks, for as many envs.
 
-        :param networks: the networks of the policy
         :param obs: observations of the envs, (n_envs, ...)
         """
         return self._networks is networks and self._shape == obs.shape
@@ -249,12 +232,7 @@ class ActingGraph:
 
 
 def capture(function: Callable[[], None]) -> Callable[[], None]:
-    """
-    Capture a function as a CUDA graph.
-
-    :param function: launches kernels
-    :return: a function that replays the graph
-    """
+    """Capture a function as a CUDA graph."""
     graph = th.cuda.CUDAGraph()
     with th.cuda.graph(graph):
         function()
@@ -276,9 +254,6 @@ class GraphCache:
         """
         Return the update as graphs; None where that is not possible, after one warning if the capture failed.
 
-        :param update: the agent's update
-        :param replay_buffer: the agent's replay buffer
-        :param batch_size: number of transitions in each update
         :param vec_normalize: the env's ``VecNormalize``, if it has one
         """
         if self._failed or not UpdateGraphs.is_possible(update, replay_buffer):
@@ -299,7 +274,6 @@ class GraphCache:
         """
         Return the policy's actions for the rollout, by a graph where that is possible.
 
-        :param networks: the networks of the policy
         :param obs: observations of the envs, (n_envs, ...), or a dictionary of such arrays
         :return: actions scaled to [-1, 1], (n_envs, *action_shape)
         """

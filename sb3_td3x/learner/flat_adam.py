@@ -16,9 +16,6 @@ class FlatParameters:
     """
     Move parameters into one tensor. They remain ``nn.Parameter`` with their names and shapes, but their numbers and
     gradients are parts of that tensor.
-
-    :param parameters: parameters of one dtype on one device
-    :param with_grad: whether to do the same with their gradients
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], with_grad: bool):
@@ -36,7 +33,6 @@ class FlatParameters:
         """
         Return the part of each parameter in a tensor laid out like ``data``.
 
-        :param flat: the tensor
         :return: its parts, in the shapes of the parameters
         """
         views = []
@@ -52,7 +48,6 @@ class FlatAdam:
     Do the steps of an Adam or AdamW optimizer on flat parameters in one operation. The optimizer itself stays valid:
     its state is made of views of flat tensors, and its options are read at each step.
 
-    :param optimizer: the optimizer
     :param parameters: all of its parameters, with gradients; ``is_possible`` must accept both
     """
 
@@ -77,12 +72,7 @@ class FlatAdam:
 
     @staticmethod
     def is_possible(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
-        """
-        Return whether the optimizer's step is Adam's or AdamW's fused kernel on exactly these parameters.
-
-        :param optimizer: the optimizer
-        :param parameters: parameters of a network
-        """
+        """Return whether the optimizer's step is Adam's or AdamW's fused kernel on exactly these parameters."""
         # False after a layer of the network was replaced
         return _is_fused_adam(optimizer) and [*map(id, optimizer.param_groups[0]["params"])] == [
             *map(id, parameters.parameters)
@@ -141,7 +131,6 @@ class CapturableAdam:
     Do the steps of an Adam or AdamW optimizer so that CUDA graphs can capture them. The state is the optimizer's own.
 
     :param optimizer: an optimizer that ``is_possible`` accepts
-    :param parameters: those of its parameters that are learned
     """
 
     def __init__(self, optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]):
@@ -151,11 +140,7 @@ class CapturableAdam:
 
     @staticmethod
     def is_possible(optimizer: th.optim.Optimizer) -> bool:
-        """
-        Return whether the optimizer's step is Adam's or AdamW's fused kernel on a GPU.
-
-        :param optimizer: the optimizer
-        """
+        """Return whether the optimizer's step is Adam's or AdamW's fused kernel on a GPU."""
         parameters = optimizer.param_groups[0]["params"]
         return _is_fused_adam(optimizer) and bool(parameters) and all(it.is_cuda for it in parameters)
 
@@ -189,22 +174,12 @@ Optimizer = th.optim.Optimizer | FlatAdam | CapturableAdam
 
 
 def make_capturable(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]) -> Optimizer:
-    """
-    Return a ``CapturableAdam`` for the optimizer where that is possible, else the optimizer itself.
-
-    :param optimizer: the optimizer of a network
-    :param parameters: those of its parameters that are learned
-    """
+    """Return a ``CapturableAdam`` for the optimizer where that is possible, else the optimizer itself."""
     return CapturableAdam(optimizer, parameters) if CapturableAdam.is_possible(optimizer) else optimizer
 
 
 def make_flat(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
-    """
-    Return a ``FlatAdam`` for the optimizer where that is possible, else the optimizer itself.
-
-    :param optimizer: the optimizer of a network
-    :param parameters: the network's parameters
-    """
+    """Return a ``FlatAdam`` for the optimizer where that is possible, else the optimizer itself."""
     return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer, parameters) else optimizer
 
 
@@ -213,8 +188,6 @@ def is_made_of(made: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatP
     Return whether ``make_flat`` would still return ``made``.
 
     :param made: a result of ``make_flat``
-    :param optimizer: the current optimizer of the network
-    :param parameters: the network's parameters
     """
     if FlatAdam.is_possible(optimizer, parameters):
         return isinstance(made, FlatAdam) and made.optimizer is optimizer

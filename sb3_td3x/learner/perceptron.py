@@ -52,9 +52,7 @@ class LayerNorm:
 
     :param weight: factor of the normalized features, (features,) or (n, 1, features)
     :param bias: added to them, of the same shape
-    :param eps: added to the variance
     :param weight_grad: memory for the gradient of the weight, (features,) or (n, features); None if it is not learned
-    :param bias_grad: the same for the bias
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class LayerNorm:
         Write the gradients of weight and bias if they are learned, and compute the gradient of the features.
 
         :param grad: gradient of the result of the last ``forward``
-        :return: gradient of its argument
         """
         if self.weight_grad is not None:
             th.sum(grad * self._normalized, dim=-2, out=self.weight_grad)
@@ -116,11 +113,7 @@ class Layer(NamedTuple):
 
 
 class Mlp:
-    """
-    A multi-layer perceptron, or n of them at once, on tensors that it shares with modules.
-
-    :param layers: the layers, first to last
-    """
+    """A multi-layer perceptron, or n of them at once, on tensors that it shares with modules."""
 
     def __init__(self, layers: list[Layer]):
         self.layers = layers
@@ -147,7 +140,6 @@ class Mlp:
         Write the gradients of all weights and biases to their memory.
 
         :param values: the result of ``forward``
-        :param grad: gradient of the output
         """
         for idx in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[idx]
@@ -164,7 +156,6 @@ class Mlp:
         Compute the gradient of the input.
 
         :param values: the result of ``forward``
-        :param grad: gradient of the output
         :return: gradient of the input, (b, in) or (n, b, in)
         """
         for idx in range(len(self.layers) - 1, -1, -1):
@@ -180,8 +171,6 @@ class MixedPrecisionMlp(Mlp):
     """
     An ``Mlp`` with matrix products in bfloat16, accumulated in float32, which is faster on GPUs. The first and the last
     layer stay in float32: they are small, and eight bits are too few for observations and values.
-
-    :param layers: the layers, first to last
     """
 
     def __init__(self, layers: list[Layer]):
@@ -279,11 +268,7 @@ class MlpNetworks:
 
     @staticmethod
     def is_possible(policy: TD3Policy) -> bool:
-        """
-        Return whether all networks are such perceptrons on vectors, without frozen parameters and PyTorch hooks.
-
-        :param policy: the policy
-        """
+        """Return whether all networks are such perceptrons on vectors, without frozen parameters and PyTorch hooks."""
         space = policy.observation_space
         return (
             # A subclass may act differently
@@ -322,7 +307,6 @@ class MlpNetworks:
         """
         Compute π(s) in float32, as ``predict`` does.
 
-        :param obs: observations
         :return: scaled actions, (b, d)
         """
         return self._acting.forward(_features(obs))[-1]
@@ -409,7 +393,6 @@ def _layers(modules: list[nn.Module], is_learned: bool, broadcast: Callable[[th.
     Return modules as layers.
 
     :param modules: linear layers, layer normalizations and activations, in an order that ``_is_perceptron`` accepts
-    :param is_learned: whether the parameters have memory for gradients
     :param broadcast: reshapes a vector for adding it to (b, out) or (n, b, out)
     """
     layers: list[Layer] = []

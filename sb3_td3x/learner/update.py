@@ -40,7 +40,6 @@ class Update:
     """
     The update of TD3 (Fujimoto et al. 2018, algorithm 1) on the networks of a policy.
 
-    :param policy: the policy
     :param precision: precision of the matrix products: ``"float32"`` or ``"bfloat16"``
     """
 
@@ -59,19 +58,13 @@ class Update:
         return self.networks.critic_optimizer, self.networks.actor_optimizer
 
     def is_current(self, policy: TD3Policy) -> bool:
-        """
-        Return whether this object still updates the policy, which a user may have replaced or changed.
-
-        :param policy: the agent's policy
-        """
+        """Return whether this object still updates the policy, which a user may have replaced or changed."""
         return self.networks.policy is policy and self.networks.is_current()
 
     def __call__(self, batch: ReplayBufferSamples, with_actor: bool) -> list[th.Tensor]:
         """
         Do one update.
 
-        :param batch: transitions
-        :param with_actor: whether to update the actor and the target networks, too
         :return: the critics' loss, the mean of their values, and the actor's loss if it was updated
         """
         with self.networks.converted(batch) as batch:
@@ -132,7 +125,6 @@ def make_networks(policy: TD3Policy, precision: str = "float32") -> AutogradNetw
     """
     Return the networks of a policy with the fastest gradients that are possible.
 
-    :param policy: the policy
     :param precision: precision of the matrix products in the updates
     """
     bfloat16 = precision == "bfloat16"

@@ -56,7 +56,6 @@ class Arm:
     """
     One of the alternatives that a study compares.
 
-    :param name: name of the arm and of its folder
     :param algo: name of the algorithm in the zoo
     :param description: what the arm is, in a few words
     :param hyperparams: for each env, an entry in the format of the zoo's YAML files
@@ -75,9 +74,6 @@ class Trick:
 
     :param arm: name of the arm without the trick
     :param description: what that arm is, in a few words
-    :param changes: hyperparameters that change
-    :param policy_kwargs: arguments of the policy that change
-    :param removed: hyperparameters that are taken out
     """
 
     arm: str
@@ -108,10 +104,6 @@ def check_choice(what: str, value: Any, allowed: Iterable[str]) -> str:
     """
     Check that a name exists.
 
-    :param what: what is named, for the error
-    :param value: the name
-    :param allowed: the names that exist
-    :return: the name
     :raises ValueError: there is no such name; names the closest
     """
     names = list(allowed)
@@ -129,7 +121,6 @@ def read_entries(path: Path) -> dict[str, Entry]:
     Read a YAML file of hyperparameters.
 
     :param path: the file, in the zoo's format
-    :return: for each env its entry
     :raises ValueError: the file cannot be read or has another format
     """
     content = _read_yaml(path)
@@ -149,8 +140,6 @@ def entries_of(algo: str) -> Path:
     """
     Return the zoo's YAML file of an algorithm.
 
-    :param algo: name of the algorithm in the zoo
-    :return: the file with its hyperparameters
     :raises ValueError: the algorithm is unknown, or has no file
     """
     import rl_zoo3
@@ -172,8 +161,6 @@ def entry_of(path: Path, algo: str, env: str) -> Entry:
     Return the hyperparameters that the zoo would train with.
 
     :param path: YAML file in the zoo's format
-    :param algo: name of the algorithm
-    :param env: id of the env
     :return: the entry of the env, or the default
     :raises ValueError: there is no entry, or it has a hyperparameter that is unknown or not allowed
     """
@@ -194,8 +181,6 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
     """
     Check hyperparameters before a training fails on them.
 
-    :param hyperparams: names and values
-    :param algo: name of the algorithm
     :param where: file and entry, for the error
     :raises ValueError: the algorithm has no such hyperparameter, or a number is text, as 1e-3 is in YAML
     """
@@ -222,8 +207,6 @@ def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     Change arguments of the policy.
 
     :param entry: hyperparameters, with ``policy_kwargs`` as a dictionary, or as text that the zoo evaluates
-    :param changes: arguments of the policy that change
-    :return: the hyperparameters with the changes
     """
     if not changes:
         return entry
@@ -238,8 +221,6 @@ def without_tricks(entry: Entry, tricks: Sequence[Trick]) -> Entry:
     """
     Switch tricks off.
 
-    :param entry: hyperparameters of an env
-    :param tricks: the tricks
     :return: the hyperparameters without them
     """
     policy_kwargs: dict[str, Any] = {}
@@ -253,7 +234,6 @@ def switch_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
     """
     Switch noise decay off, or on where it is off.
 
-    :param entry: hyperparameters of an env
     :param timesteps: length of the training as the zoo counts
     :return: name of the arm, and its hyperparameters; None: there is no noise
     """
@@ -270,8 +250,6 @@ def switch_shaping(entry: Entry, env: str) -> tuple[str, Entry] | None:
     """
     Switch reward shaping off, or on where it is off.
 
-    :param entry: hyperparameters of an env
-    :param env: id of the env
     :return: name of the arm, and its hyperparameters; None: no shaping is known for this env
     """
     if entry.get("reward_shaping") is not None:
@@ -289,7 +267,6 @@ def ablation_arms(
     """
     Return the arms of an ablation of TD3.
 
-    :param envs: ids of the envs
     :param timesteps: length of the trainings in env steps; None: that of each env's entry
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :param all_64: whether to take every combination of the six tricks
@@ -341,9 +318,6 @@ def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
     """
     Return an arm for each algorithm, with the algorithm's own hyperparameters.
 
-    :param algos: names of algorithms in the zoo
-    :param envs: ids of the envs
-    :return: the arms
     :raises ValueError: an algorithm is unknown, or its file has no entry for an env
     """
     arms = []
@@ -359,7 +333,6 @@ def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -
 
     :param file: YAML file: the name of each arm, and below it the hyperparameters that change, null for those to take
         out; ``algo`` names another algorithm than td3x
-    :param envs: ids of the envs
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :return: the arms; one that equals another in an env is left out there, with a printed line
     :raises ValueError: the file, or a name or value in it, is not valid
@@ -395,8 +368,6 @@ def check_arm_name(name: Any) -> str:
     """
     Check that an arm can have a folder of its name.
 
-    :param name: name of an arm
-    :return: the name
     :raises ValueError: the name is not allowed
     """
     if not isinstance(name, str) or name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name, re.A):
@@ -411,7 +382,6 @@ def without_stops(arms: Sequence[Arm]) -> list[Arm]:
     """
     Take out callbacks that end a training early, so that all runs of an env have one length.
 
-    :param arms: the arms
     :return: the arms without such callbacks; each env that had one is printed
     :raises ValueError: ``callback`` holds no names
     """
@@ -442,7 +412,6 @@ def without_equals(arms: Sequence[Arm]) -> list[Arm]:
     """
     Leave an arm out of an env where it equals an earlier arm.
 
-    :param arms: the arms
     :return: the arms that differ; each that is left out is printed
     """
     kept: list[Arm] = []
@@ -463,7 +432,6 @@ def check_trusted(arms: Sequence[Arm]) -> None:
     """
     Check that the arms name no code of the user's own, which runs only if it is trusted.
 
-    :param arms: the arms
     :raises ValueError: a wrapper, a callback or a hook of an arm is none of the known ones
     """
     from sb3_td3x.zoo.resume import CALLBACK_MODULES

@@ -41,12 +41,9 @@ def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", pro
     """
     Do the missing runs of a study. A run that fails is reported and does not stop the others.
 
-    :param plan: the study
     :param study: its folder; if it holds a study, it must be this one
     :param jobs: runs at a time; -1: one for each processor, of the whole cluster with ray
     :param backend: backend of joblib: "loky", processes of this machine, or "ray"
-    :param progress: whether to show a progress bar
-    :return: the outcome of each run
     :raises ValueError: the folder holds another study, or a study is running in it
     """
     if backend == "ray":
@@ -62,12 +59,7 @@ def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "loky", pro
 
 
 def report_failures(outcomes: Sequence[Outcome]) -> int:
-    """
-    Print which runs failed.
-
-    :param outcomes: the outcomes of all runs
-    :return: how many failed
-    """
+    """Print which runs failed."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     for outcome in failed:
         log = f" ({outcome.run.failure})" if outcome.run.failure.exists() else ""
@@ -143,7 +135,6 @@ def _reserved_processors(jobs: int) -> int:
     A machine that has just died still counts for some seconds.
 
     :param jobs: how many processors are wanted; -1: all
-    :return: how many of them are available
     """
     placement = importlib.import_module("ray.util.placement_group")
     while True:
@@ -203,13 +194,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 class _Progress:
-    """
-    A progress bar over the env steps of the whole study.
-
-    :param runs: all runs of the study
-    :param finished: how many of them are finished
-    :param enabled: whether to show the bar
-    """
+    """A progress bar over the env steps of the whole study."""
 
     def __init__(self, runs: Sequence[Run], finished: int, enabled: bool):
         self._runs = runs

@@ -24,9 +24,6 @@ def play_test(run: ZooRun, agent: Path, n_episodes: int, seed: int) -> tuple[lis
     """
     Play an agent deterministically, all episodes side by side.
 
-    :param run: a training
-    :param agent: one of its agents
-    :param n_episodes: number of episodes
     :param seed: episode i starts from ``seed + i``
     :return: the env's own returns, neither shaped nor normalized, and the lengths of the episodes in env steps
     """
@@ -42,7 +39,6 @@ def has_critic(algo: str) -> bool:
     """
     Return whether agents of an algorithm have a Q critic of states and actions.
 
-    :param algo: name of the algorithm in the zoo
     :return: True for td3x, td3, ddpg, sac, tqc and crossq
     """
     return issubclass(zoo_algorithms()[algo], (TD3X, TD3, SAC, TQC, CrossQ))
@@ -53,8 +49,6 @@ def q1_values(model: BaseAlgorithm, obs: Any) -> np.ndarray:
     """
     Return the first critic's values of observations and the policy's deterministic actions there.
 
-    :param model: an agent with a Q critic
-    :param obs: batch of observations, as the policy sees them
     :return: Q1(s, π(s)), of shape (batch,); for TQC the mean of the first critic's quantiles
     """
     policy: Any = model.policy
@@ -72,11 +66,7 @@ def estimate_value(run: ZooRun, agent: Path, timesteps: int, n_states: int, seed
     """
     Compare the critic's values of start states with the discounted returns from there.
 
-    :param run: a training
-    :param agent: one of its agents
     :param timesteps: env steps before the agent was saved
-    :param n_states: number of start states, one episode from each
-    :param seed: seed of the first start state
     :return: the comparison, in the units that the critic learned
     """
     env = run.make_env(n_states, seed)
@@ -114,9 +104,7 @@ def estimate_values(run: ZooRun, timesteps: int, n_states: int, seed: int) -> li
     """
     Compare values with returns for each agent that was saved during training, and for the last one.
 
-    :param run: a training
     :param timesteps: its length in env steps
-    :param n_states: number of start states
     :param seed: seed of the first start state
     :return: the comparisons, in the order of the training; with ``VecNormalize`` that of the last agent alone, since
         the zoo keeps only the last statistics. None: the algorithm has no Q critic
@@ -129,12 +117,7 @@ def estimate_values(run: ZooRun, timesteps: int, n_states: int, seed: int) -> li
 
 
 def read_evaluations(run: ZooRun) -> Evaluations:
-    """
-    Read the evaluations during training.
-
-    :param run: a training
-    :return: the evaluations, by env steps
-    """
+    """Read the evaluations during training."""
     path = run.folder / "evaluations.npz"
     if not path.exists():
         return Evaluations([], [])
@@ -146,7 +129,6 @@ def trained_timesteps(folder: Path) -> int:
     """
     Return the progress of a training.
 
-    :param folder: folder of the run
     :return: env steps of the episodes that have ended
     """
     return int(load_results(str(folder))["l"].sum()) if any(folder.glob("*monitor.csv")) else 0
@@ -156,7 +138,6 @@ def agent_data(path: Path) -> dict[str, Any]:
     """
     Read the attributes in an agent's file as plain data, such as ``num_timesteps`` and ``_n_updates``.
 
-    :param path: an agent of any algorithm
     :return: its attributes, those that are pickled as text; empty if the file is missing or not whole
     """
     try:

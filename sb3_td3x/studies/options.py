@@ -8,7 +8,6 @@ def at_least(low: int) -> Callable[[str], int]:
     """
     Return a type for ``argparse``: whole numbers with a lower bound.
 
-    :param low: the lowest number that is allowed
     :return: a function that converts the text of an option
     """
 

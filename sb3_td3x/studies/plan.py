@@ -37,7 +37,6 @@ class Settings:
     """
     How the runs of an env are trained. All steps are env steps: where a wrapper repeats actions, the zoo counts fewer.
 
-    :param timesteps: length of a training in env steps
     :param eval_freq: env steps between two evaluations
     """
 
@@ -51,12 +50,8 @@ class Plan:
     A whole study.
 
     :param kind: "ablation", "compare" or "sweep"
-    :param arms: the arms to compare
     :param envs: for each env, how its runs are trained
-    :param seeds: seeds of the trainings
     :param eval_episodes: episodes of each evaluation during training
-    :param device: PyTorch device
-    :param num_threads: PyTorch threads of each training
     :param gym_packages: modules to import that register envs
     :param trusted: whether arms may name classes that are not in the registry, such as the user's own wrappers
     """
@@ -72,11 +67,7 @@ class Plan:
     trusted: bool = False
 
     def config(self) -> dict[str, Any]:
-        """
-        Return the content of ``study.json``.
-
-        :return: all settings of the study
-        """
+        """Return the content of ``study.json``."""
         return {
             "kind": self.kind,
             "envs": list(self.envs),
@@ -106,16 +97,10 @@ class Run:
     One training and its measurements.
 
     :param study: folder of the study, absolute, on a filesystem that all machines share
-    :param arm: name of the arm
     :param algo: name of the algorithm in the zoo
-    :param env: id of the env
-    :param seed: seed of the training
     :param timesteps: length of the training in env steps
     :param eval_freq: env steps between two evaluations
     :param action_repeat: env steps for each timestep that the zoo counts
-    :param eval_episodes: episodes of each evaluation
-    :param device: PyTorch device
-    :param num_threads: PyTorch threads
     :param gym_packages: modules to import that register envs
     :param trusted: whether the run may name classes that are not in the registry
     """
@@ -198,13 +183,7 @@ class Run:
 
 
 def runs_of(plan: Plan, study: Path) -> list[Run]:
-    """
-    Return the runs of a study, seed by seed, so that a stopped study has runs of every arm.
-
-    :param plan: the study
-    :param study: its folder
-    :return: its runs
-    """
+    """Return the runs of a study, seed by seed, so that a stopped study has runs of every arm."""
     return [
         Run(
             study=study.resolve(),
@@ -234,7 +213,6 @@ def settings_of(entry: Entry, timesteps: int | None, eval_freq: int | None) -> S
     :param entry: hyperparameters of the first arm in the env; all arms train for as long
     :param timesteps: length of a training in env steps; None: the entry's
     :param eval_freq: env steps between two evaluations; None: ``EVALUATIONS`` evaluations in a training
-    :return: the settings
     """
     timesteps = timesteps or int(entry["n_timesteps"]) * action_repeat(entry)
     return Settings(timesteps, eval_freq or max(timesteps // EVALUATIONS, 1))
@@ -244,8 +222,6 @@ def prepare(plan: Plan, study: Path) -> None:
     """
     Write ``study.json`` and the zoo's YAML files, or add what is new to them.
 
-    :param plan: the study
-    :param study: its folder
     :raises ValueError: the folder holds something else, or a study with other settings; names what differs
     """
     # The same types as when it is read

@@ -34,7 +34,6 @@ def arm_colors(arms: Sequence[str]) -> Colors:
     """
     Return a color for each arm.
 
-    :param arms: names of all arms
     :return: colors that people with any color vision can tell apart, for up to ten arms
     """
     palette = sns.color_palette("colorblind", len(arms)) if len(arms) <= 10 else sns.color_palette("husl", len(arms))
@@ -46,10 +45,6 @@ def picture(path: Path, height: float, rows: int = 1, columns: int = 1) -> Itera
     """
     Draw a picture without a display, and write it when the block ends.
 
-    :param path: PNG file
-    :param height: height in inches
-    :param rows: rows of axes
-    :param columns: columns of axes
     :return: the axes, of shape (rows, columns)
     """
     with sns.axes_style("whitegrid"), sns.plotting_context("paper"):
@@ -68,11 +63,6 @@ def draw_scores(
     Draw a statistic of each arm with its interval, and the score of each seed.
 
     :param runs: runs to draw with ``arm`` and ``score``; may be empty
-    :param statistics: statistics of an env
-    :param statistic: which one to draw
-    :param colors: colors of the arms
-    :param path: PNG file
-    :param label: label of the axis of scores
     """
     rows = statistics[statistics["statistic"] == statistic]
     arms = list(rows["arm"])
@@ -94,9 +84,6 @@ def draw_learning_curves(
     """
     Draw the mean learning curve of each arm.
 
-    :param statistics: statistics of an env
-    :param colors: colors of the arms
-    :param path: PNG file
     :param learning_starts: env steps until which no arm learns, which are shaded
     :param reference: curves that the zoo has published, or None
     """
@@ -124,11 +111,6 @@ def draw_learning_panels(
     """
     Draw the learning curves of each arm in its own panel: every seed, the mean, and its interval.
 
-    :param evaluations: evaluations of an env
-    :param statistics: statistics of an env
-    :param base: the arm that is drawn in all panels
-    :param colors: colors of the arms
-    :param path: PNG file
     :param learning_starts: for each arm, env steps before learning starts, which are shaded
     """
     curves = statistics[statistics["statistic"] == "learning_curve"]
@@ -167,9 +149,6 @@ def draw_profiles(
     :param thresholds: scores, of shape (n_thresholds,)
     :param shares: for each arm the share of runs above each threshold
     :param intervals: for some arms the intervals of the shares, of shape (2, n_thresholds)
-    :param colors: colors of the arms
-    :param path: PNG file
-    :param label: label of the axis of scores
     """
     with picture(path, 3.6) as ((axes,),):
         plot_utils.plot_performance_profiles(
@@ -186,13 +165,7 @@ def draw_profiles(
 
 
 def draw_improvement(statistics: pd.DataFrame, colors: Colors, path: Path) -> None:
-    """
-    Draw the probability that each arm improves on the base.
-
-    :param statistics: statistics of an env
-    :param colors: colors of the arms
-    :param path: PNG file
-    """
+    """Draw the probability that each arm improves on the base."""
     rows = statistics[statistics["statistic"] == "probability_of_improvement"]
     pairs = [f"{row.arm},{row.against}" for row in rows.itertuples()]
     with picture(path, 1.2 + _ROW * len(rows)) as ((axes,),):
@@ -213,13 +186,7 @@ def draw_improvement(statistics: pd.DataFrame, colors: Colors, path: Path) -> No
 
 
 def draw_over_estimation(statistics: pd.DataFrame, colors: Colors, path: Path) -> None:
-    """
-    Draw how much the critics over-estimate during training.
-
-    :param statistics: statistics of an env
-    :param colors: colors of the arms
-    :param path: PNG file
-    """
+    """Draw how much the critics over-estimate during training."""
     with picture(path, 3.6) as ((axes,),):
         _draw_curves(axes, statistics, "over_estimation", colors)
         axes.axhline(0, color="0.3", linewidth=1)

@@ -11,12 +11,10 @@ class Reference:
     """
     Published figures of an env.
 
-    :param env: id of the env
     :param published_as: id of the version of the env that the zoo's agents were trained in
     :param curves: for each algorithm, timesteps and mean returns of the evaluations, one training seed each
     :param random_score: mean return of random actions
     :param zoo_score: mean return of the zoo's best agent
-    :param zoo_algo: algorithm of that agent
     """
 
     env: str
@@ -29,11 +27,7 @@ class Reference:
 
 @functools.cache
 def references() -> dict[str, Reference]:
-    """
-    Read the published figures; the file names their sources.
-
-    :return: figures by id of the env
-    """
+    """Read the published figures; the file names their sources."""
     text = resources.files("sb3_td3x.studies").joinpath("data/zoo_curves.json").read_text(encoding="utf-8")
     return {
         env: Reference(

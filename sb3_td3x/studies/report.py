@@ -350,12 +350,7 @@ def _mean_std(returns: list[float]) -> str:
 
 
 def escape(text: str) -> str:
-    """
-    Escape a text for Markdown.
-
-    :param text: plain text
-    :return: the text, in one line, that shows as it is
-    """
+    """Escape a text for Markdown."""
     return re.sub(r"([\\`*_\[\]#|~])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 

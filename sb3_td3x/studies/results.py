@@ -25,7 +25,6 @@ class Evaluations:
     Evaluations during training, from the zoo's ``evaluations.npz``.
 
     :param timesteps: env steps before each evaluation
-    :param returns: for each evaluation, the returns of its episodes
     """
 
     timesteps: list[int]
@@ -40,7 +39,6 @@ class ValueEstimate:
     :param timesteps: env steps before the agent was saved
     :param estimated: mean of Q1(s_0, π(s_0))
     :param monte_carlo: mean discounted sum of rewards from s_0, in the units that the critic learned
-    :param n_states: number of start states
     """
 
     timesteps: int
@@ -54,19 +52,14 @@ class RunRecord:
     """
     A finished run. All returns except ``value_estimates`` are the env's own, neither shaped nor normalized.
 
-    :param arm: name of the arm
     :param algo: name of the algorithm in the zoo
-    :param env: id of the env
-    :param seed: seed of the training
     :param timesteps: length of the training in env steps
-    :param command: command line of the zoo
     :param training_seconds: wall-clock time of the training with its evaluations
     :param steps_per_second: ``timesteps / training_seconds``
     :param final_returns: returns of the last agent, deterministic; episode i has the same start in all runs of an env
     :param final_lengths: lengths of these episodes in env steps
     :param best_returns: returns of the best agent of the evaluations from the same starts; None: no trained agent was
         evaluated
-    :param evaluations: evaluations during training
     :param value_estimates: values of start states; None: the algorithm has no Q critic
     :param versions: versions of the packages that matter; None: not installed
     :param machine: ``processor`` and number of ``cores``
@@ -115,16 +108,7 @@ class RunRecord:
 
 
 def run_folder(study: Path, arm: str, algo: str, env: str, seed: int) -> Path:
-    """
-    Return the folder of a finished run, named as the zoo names runs, with the seed as the run's number.
-
-    :param study: folder of the study
-    :param arm: name of the arm
-    :param algo: name of the algorithm in the zoo
-    :param env: id of the env
-    :param seed: seed of the training
-    :return: the folder
-    """
+    """Return the folder of a finished run, named as the zoo names runs, with the seed as the run's number."""
     return study / arm / algo / f"{env_file_name(env)}_{seed}"
 
 
@@ -132,7 +116,6 @@ def env_file_name(env: str) -> str:
     """
     Return the id of an env as part of a file name, as in the zoo.
 
-    :param env: id of an env
     :return: the id without slashes
     """
     return env.replace("/", "-")
@@ -142,8 +125,6 @@ def write_record(record: RunRecord, folder: Path) -> None:
     """
     Write ``run.json``.
 
-    :param record: a finished run
-    :param folder: folder of the run
     :raises ValueError: a return is not finite
     """
     record.check()
@@ -155,8 +136,6 @@ def read_record(path: Path) -> RunRecord:
     """
     Read a ``run.json``.
 
-    :param path: the file
-    :return: the finished run
     :raises ValueError: the file is damaged or has another format; the error names its folder
     """
     try:
@@ -180,8 +159,6 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     Read a ``study.json``.
 
-    :param path: the file
-    :return: the settings of the study
     :raises ValueError: the file is missing, damaged, or has another format
     """
     if not path.is_file():
@@ -209,13 +186,7 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class MissingRun:
-    """
-    A run that has not finished.
-
-    :param env: id of the env
-    :param arm: name of the arm
-    :param seed: seed of the training
-    """
+    """A run that has not finished."""
 
     env: str
     arm: str
@@ -227,7 +198,6 @@ class Results:
     """
     A study and its finished runs.
 
-    :param study: folder of the study
     :param config: content of ``study.json``
     :param records: finished runs by env, arm and seed, in the order of the study
     :param missing: runs that have not finished
@@ -322,7 +292,6 @@ def read_results(study: Path) -> Results:
     """
     Read the folder of a study.
 
-    :param study: the folder
     :return: its finished runs, and which are missing
     :raises ValueError: this is no study's folder, a file in it is broken, or no run has finished yet
     """
@@ -349,14 +318,7 @@ def read_results(study: Path) -> Results:
 
 
 def failure_name(arm: str, env: str, seed: int) -> str:
-    """
-    Return the name of a failed run's log in the folder ``failures``.
-
-    :param arm: name of the arm
-    :param env: id of the env
-    :param seed: seed of the training
-    :return: name of the file
-    """
+    """Return the name of a failed run's log in the folder ``failures``."""
     return f"{arm}-{env_file_name(env)}-{seed}.log"
 
 

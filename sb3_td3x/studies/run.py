@@ -39,7 +39,6 @@ class Outcome:
     """
     The outcome of a run.
 
-    :param run: the run
     :param error: what went wrong, in one sentence; None: nothing
     """
 
@@ -53,13 +52,7 @@ class RunError(RuntimeError):
 
 @dataclass
 class _Timing:
-    """
-    Duration of a training over interruptions, in a file.
-
-    :param path: the file
-    :param seconds: duration of the parts that count
-    :param finished: whether the training is over
-    """
+    """Duration of a training over interruptions, in a file."""
 
     path: Path
     seconds: float = 0.0
@@ -78,12 +71,7 @@ class _Timing:
 
 
 def zoo_command(run: Run) -> list[str]:
-    """
-    Return the zoo's command line for a training.
-
-    :param run: the run
-    :return: program and arguments
-    """
+    """Return the zoo's command line for a training."""
     options = {
         "--algo": run.algo,
         "--env": run.env,
@@ -108,9 +96,7 @@ def do_run_in_worker(run: Run, engine_pid: int) -> Outcome:
     """
     Do a run in a process of joblib.
 
-    :param run: the run
     :param engine_pid: id of the process that has given out the run; it may be this one
-    :return: the outcome
     """
     if os.getpid() != engine_pid:
         _end_with_parent()
@@ -138,7 +124,6 @@ def do_run(run: Run) -> Outcome:
     """
     Train what is not trained yet, measure, and move into place.
 
-    :param run: the run
     :return: the outcome; an error is also written to the run's log in ``failures``
     """
     try:
@@ -219,9 +204,7 @@ def _train_part(run: Run, timing: _Timing, module: list[str]) -> int:
     """
     Run a command of the zoo, and count its time up to each checkpoint.
 
-    :param run: the run
     :param timing: duration so far, which is updated; finished if the training is whole
-    :param module: the module to run, and its arguments
     :return: exit status of the process, below 0 if a signal ended it
     """
     start = time.perf_counter()

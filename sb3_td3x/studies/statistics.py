@@ -36,10 +36,7 @@ def difference_of_means(scores: np.ndarray, others: np.ndarray, axis: int = 0) -
     """
     Return how much higher the mean of the first sample is.
 
-    :param scores: scores of one arm
     :param others: scores of another arm
-    :param axis: axis of the seeds
-    :return: the difference
     """
     return mean(scores, axis=axis) - mean(others, axis=axis)
 
@@ -47,11 +44,6 @@ def difference_of_means(scores: np.ndarray, others: np.ndarray, axis: int = 0) -
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray, axis: int = 0) -> np.ndarray:
     """
     Return the probability that a random seed of one arm scores more than one of another (Mann-Whitney), ties half.
-
-    :param scores: scores of one arm
-    :param others: scores of another arm, of any number of seeds
-    :param axis: axis of the seeds
-    :return: the probability
     """
     x, y = np.moveaxis(scores, axis, -1)[..., :, None], np.moveaxis(others, axis, -1)[..., None, :]
     probability: np.ndarray = (np.greater(x, y) + 0.5 * np.equal(x, y)).mean(axis=(-2, -1))
@@ -115,7 +107,6 @@ def study_statistics(results: Results, references: Mapping[str, Reference]) -> p
     """
     Return all statistics of a study, one per row.
 
-    :param results: the study
     :param references: published scores by env, to normalize scores of several envs
     :return: table with ``COLUMNS``; ``low`` and ``high`` are NaN where there is no interval
     """
@@ -212,7 +203,6 @@ def common_scores(results: Results) -> dict[str, np.ndarray]:
     """
     Return the scores of the seeds that an arm has finished in all envs.
 
-    :param results: a study
     :return: for each arm scores of shape (n_seeds, n_envs), envs in the study's order; arms without such a seed are
         left out
     """
@@ -226,8 +216,6 @@ def normalized_scores(results: Results, references: Mapping[str, Reference]) -> 
     """
     Return the scores of all envs on one scale: 0 is random actions, 1 the best agent of RL Zoo's benchmark.
 
-    :param results: a study
-    :param references: published scores by env
     :return: as ``common_scores``, normalized; empty where an env has no published scores
     """
     envs = results.runs["env"].unique()
@@ -273,9 +261,6 @@ def most_successful(statistics: pd.DataFrame, base: str, number: int) -> list[st
     Return the base and the arms with the best mean rank over the envs.
 
     :param statistics: from ``study_statistics``
-    :param base: the arm that the others are compared with
-    :param number: how many arms to return
-    :return: names of arms, the base first
     """
     scores = statistics[(statistics["statistic"] == "mean") & (statistics["env"] != ALL_ENVS)]
     ranks = scores.assign(rank=scores.groupby("env")["value"].rank(ascending=False)).groupby("arm")["rank"].mean()
@@ -286,7 +271,6 @@ def describe_episodes(returns: Sequence[float], bar: float | None) -> dict[str, 
     """
     Return the statistics of one agent's episodes, where the sample is the episodes.
 
-    :param returns: returns of the episodes
     :param bar: return at which an episode counts as solved; None: the env declares none
     :return: ``mean`` with its 95% interval, ``std``, ``iqm`` over the episodes, share ``solved``, and
         ``worst_5_percent``

@@ -182,8 +182,6 @@ def inherited_hyperparams(model: TD3X, given: dict[str, Any]) -> dict[str, Any]:
     """
     Return the hyperparameters that a run takes from the agent that it continues from.
 
-    :param model: the loaded agent
-    :param given: the hyperparameters that the run was given, which override those of the agent
     :return: hyperparameters as in the zoo's YAML files: the policy, and what is not given and is not the default
     """
     aliases = {cls: name for name, cls in model.policy_aliases.items()}

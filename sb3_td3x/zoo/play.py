@@ -49,7 +49,6 @@ def play_steps(model: BaseAlgorithm, env: VecEnv, deterministic: bool = True) ->
     :param model: the agent; recurrent policies are given their state
     :param env: the env, with a ``Monitor`` around each copy
     :param deterministic: whether a stochastic policy takes its mean
-    :return: the steps
     """
     # The zoo's wrappers lie around Monitor. Atari's end an episode at each lost life, Monitor at the end of the game.
     # An episode that another wrapper cuts is never counted by Monitor.
@@ -83,9 +82,7 @@ def play_episodes(
     Each copy counts one episode and is then seeded anew, so that episode i starts from ``seed + i`` however many copies
     there are. In the last digits the actions still depend on the number of copies: matrix products do.
 
-    :param model: the agent
     :param env: the env, with a ``Monitor`` around each copy
-    :param n_episodes: number of episodes
     :param seed: seed of the first episode; None: the env continues with its own random numbers
     :param deterministic: whether a stochastic policy takes its mean
     :return: the episodes, in the order of their seeds
@@ -117,9 +114,7 @@ def play(
     Play the agent of a run of RL Zoo, and print the returns of its episodes.
 
     :param folder: the run's folder, such as ``logs/td3x/Pendulum-v1_1``
-    :param timesteps: number of decisions
     :param render: whether to show the env on the screen
-    :param seed: seed of the env
     :param deterministic: whether a stochastic policy takes its mean
     :param best: whether to play the best agent of the evaluations instead of the last one
     :param trusted: whether the run may execute code, see ``ZooRun``

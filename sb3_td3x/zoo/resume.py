@@ -50,7 +50,6 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
     """
     Resume a run from its newest whole checkpoint, in its own folder, until its number of timesteps.
 
-    :param folder: the folder of the run
     :param trusted: whether the run may execute code, see ``ZooRun``
     :raises UnusableRunError: the folder holds no run of td3x, no whole checkpoint, or something that needs to be
         trusted; or another process trains the run
@@ -147,15 +146,7 @@ def _saved_arguments(args: argparse.Namespace) -> type[argparse.ArgumentParser]:
 
 
 class ResumedExperiment(ExperimentManager):
-    """
-    The zoo's manager, for a run that is resumed.
-
-    :param run: the run
-    :param hyperparams: its hyperparameters for the zoo
-    :param checkpoints: the folder of its checkpoints
-    :param args: arguments of the zoo's manager
-    :param kwargs: arguments of the zoo's manager
-    """
+    """The zoo's manager, for a run that is resumed."""
 
     def __init__(self, run: ZooRun, hyperparams: dict[str, Any], checkpoints: Path, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

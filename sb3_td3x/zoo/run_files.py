@@ -46,9 +46,7 @@ def read_zoo_yaml(path: Path, trusted: bool = False) -> dict[str, Any]:
     """
     Read a ``config.yml`` or ``args.yml`` that the zoo wrote.
 
-    :param path: the file
     :param trusted: whether it may make any Python object, as in the zoo
-    :return: what it holds
     :raises ValueError: it is damaged, or holds an object that only a trusted file may
     """
     with refusing(str(path)):
@@ -74,7 +72,6 @@ def parse_dict(text: Any, where: str) -> dict[str, Any]:
 
     :param text: the text, with literals as values; or a dictionary, which is returned as it is
     :param where: how to name it in an error
-    :return: the dictionary
     :raises FileRefused: it is anything else
     """
     try:
@@ -105,8 +102,6 @@ def load_vec_normalize(path: Path, venv: VecEnv) -> VecNormalize:
     """
     Read statistics that ``VecNormalize.save`` pickled, without running the pickle.
 
-    :param path: the file
-    :param venv: the env to normalize
     :return: the normalized env; its statistics are not updated, and rewards stay as they are
     :raises ValueError: the file is damaged, holds something else, or statistics of other observations
     """

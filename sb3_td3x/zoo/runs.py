@@ -55,7 +55,6 @@ class ZooRun:
     """
     The folder of a run of RL Zoo, such as ``logs/td3x/Pendulum-v1_1``.
 
-    :param folder: the folder
     :param trusted: whether the run may execute code: any object in its YAML and in its agents' files, any module that
         its settings name. Without it, classes are limited to those that an agent's file may name
         (``files/records.py``), and wrappers to those of ``WRAPPER_MODULES``.
@@ -123,10 +122,8 @@ class ZooRun:
         Make the env as the zoo's ``enjoy`` does: with the wrappers, frame stack and ``VecNormalize`` statistics of the
         training. The statistics are not updated, and rewards are not normalized.
 
-        :param n_envs: number of copies of the env
         :param seed: seed of the first copy; copy i gets ``seed + i``
         :param render: whether to show the env on the screen; it can render pictures in any case
-        :return: the vectorized env
         :raises ValueError: a file is damaged, or the settings name something that needs to be trusted
         """
         # Gymnasium imports the module that stands before a colon in an id that is not registered
@@ -175,7 +172,6 @@ class ZooRun:
         """
         Load an agent for playing: on the CPU, without replay memory, learning rate and reward shaping.
 
-        :param path: one of the run's agents
         :param env: the env that it will play in; SB3's own algorithms need it with ``HerReplayBuffer``
         :return: the agent; those of td3 and ddpg as ``TD3X`` as well
         :raises ValueError: the file is damaged, or needs to be trusted, as those of all other algorithms do
@@ -236,8 +232,6 @@ def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | N
 
     :param spec: a wrapper in the zoo's notation: a dotted path, or ``{path: keyword arguments}``, or a list of these;
         None: no wrapper
-    :param kind: base class of the wrappers
-    :param where: name of the settings' file, for the error
     :param modules: the modules that they may come from; None: any
     :return: a function that wraps an env
     :raises FileRefused: a wrapper is not allowed or does not exist

@@ -31,8 +31,6 @@ def suggest_td3x_params(trial: "optuna.Trial", n_step: bool, her: bool) -> dict[
     None is never drawn, because a stored trial could not be turned into hyperparameters again: no noise is a standard
     deviation of 0. Parameters that 0 turns off are drawn in steps, so that 0 can be drawn.
 
-    :param trial: the Optuna trial
-    :param n_step: whether to draw the number of steps of the returns
     :param her: whether to draw the options of ``HerReplayBuffer``
     :return: the drawn values, the same as ``trial.params``
     """
@@ -68,7 +66,6 @@ def convert_td3x_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     Turn the parameters of a trial into hyperparameters as in the zoo's YAML files.
 
     :param sampled_params: what ``suggest_td3x_params`` returned, or the parameters of a stored trial
-    :return: the hyperparameters
     """
     hyperparams = dict(sampled_params)
     hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
@@ -92,11 +89,8 @@ def sample_td3x_params(
     """
     Draw the arguments of the constructor for a trial. The signature is the zoo's.
 
-    :param trial: the Optuna trial
-    :param n_actions: dimension of the action space, for the action noise
     :param n_envs: not used
     :param additional_args: whether ``HerReplayBuffer`` is used, and its options
-    :return: the arguments
     """
     manager = trial_manager.get()
     her = additional_args["using_her_replay_buffer"]

@@ -42,11 +42,7 @@ class HeartbeatStorage(RDBStorage):
     """Optuna's storage in a database, as RL Zoo takes it, with heartbeats that outlive a failure of the database."""
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """
-        Record a heartbeat, or warn: an error would end Optuna's heartbeat thread for the rest of the trial.
-
-        :param trial_id: id of the running trial
-        """
+        """Record a heartbeat, or warn: an error would end Optuna's heartbeat thread for the rest of the trial."""
         try:
             super().record_heartbeat(trial_id)
         except StorageInternalError as error:
@@ -130,9 +126,7 @@ def read_trial(storage: str, study_name: str, trial_id: int) -> tuple[int, dict[
     Read the parameters of a completed trial.
 
     :param storage: the value of ``--storage``, see ``open_storage``
-    :param study_name: name of the study
     :param trial_id: number of the trial; ``BEST_TRIAL``: the one with the highest value
-    :return: number of the trial, and its parameters
     :raises ValueError: there is no such storage, study or completed trial; names those that exist
     """
     existing = _open_existing(storage)

@@ -20,19 +20,11 @@ class Cell:
     """
     One size of training, the same for all peers.
 
-    :param name: name of the cell
-    :param env: id of the env
     :param net_arch: hidden units of the actor and of each critic
-    :param batch_size: transitions in an update
-    :param n_envs: number of envs
-    :param train_freq: vector steps in a rollout
-    :param gradient_steps: updates after each rollout
     :param buffer_size: transitions in the replay buffer, which is full from the start
-    :param policy: policy of the model
     :param peers: names of what is compared; "floor" is the steps of the envs and the matrix products of the
         updates only
     :param updates_only: whether to measure updates only instead of the whole training loop
-    :param processes: whether each env runs in its own process
     :param normalize: whether ``VecNormalize`` normalizes observations and rewards
     :param arguments: more arguments of the algorithm, such as ``{"n_steps": 3}``
     :param policy_kwargs: more arguments of the policy, such as ``{"layer_norm": True}``
@@ -115,8 +107,6 @@ def needed_bytes(cell: Cell, peers: Sequence[str]) -> int:
     """
     Estimate the memory of the workers of a cell, which run at the same time.
 
-    :param cell: a cell with the transitions of BipedalWalker
-    :param peers: names of its peers
     :return: bytes
     """
     return len(peers) * (cell.buffer_size * TRANSITION_BYTES + WORKER_BYTES)
@@ -126,8 +116,6 @@ def missing_package(peer: str, env: str | None = None) -> str | None:
     """
     Return a package that a measurement needs and that is not installed.
 
-    :param peer: name of a peer
-    :param env: id of the env
     :return: name of the package; None: nothing is missing
     """
     needed = []

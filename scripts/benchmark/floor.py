@@ -11,8 +11,6 @@ class Products:
     Matrix products of a multi-layer perceptron, or of n of them side by side, into memory that is already allocated.
 
     :param sizes: features of the input, of the hidden layers and of the output
-    :param batch_size: number of inputs
-    :param dtype: type of all numbers
     :param n_networks: number of networks side by side; None: one
     :param weights: weights to share; None: own weights
     """
@@ -60,16 +58,7 @@ class Products:
 
 
 class UpdateProducts:
-    """
-    Matrix products of TD3's updates with two critics.
-
-    :param obs_dim: features of an observation
-    :param action_dim: dimension of the action
-    :param net_arch: hidden units of the actor and of each critic
-    :param batch_size: transitions in an update
-    :param dtype: type of all numbers
-    :param policy_delay: number of updates for one of the actor
-    """
+    """Matrix products of TD3's updates with two critics."""
 
     def __init__(
         self,
@@ -109,12 +98,7 @@ class UpdateProducts:
 
 
 def count_flops(function: Callable[[], object]) -> int:
-    """
-    Count the floating-point operations of the matrix products in a function.
-
-    :param function: the function to run
-    :return: number of operations
-    """
+    """Count the floating-point operations of the matrix products in a function."""
     with FlopCounterMode(display=False) as counter:
         function()
     flops: int = counter.get_total_flops()

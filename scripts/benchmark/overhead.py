@@ -29,8 +29,6 @@ def seconds_per_step(env_id: str, checked: bool) -> float:
     """
     Measure a training with one update per step.
 
-    :param env_id: id of the env
-    :param checked: whether the check runs
     :return: seconds for each env step
     """
     model = TD3X(
@@ -48,7 +46,6 @@ def seconds_to_start(autoload: bool) -> float:
     """
     Measure the start of Python.
 
-    :param autoload: whether the finder is installed
     :return: seconds of an empty program
     """
     environment = {**os.environ, "SB3_TD3X_AUTOLOAD": "1" if autoload else "0"}

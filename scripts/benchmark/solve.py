@@ -28,14 +28,7 @@ EVAL_SEED = 100_000
 
 
 class StopWhenSolved(BaseCallback):
-    """
-    End a training when the mean return of some episodes reaches a threshold, and measure its time.
-
-    :param eval_env: env of the evaluations
-    :param threshold: the threshold
-    :param eval_freq: timesteps between evaluations
-    :param n_eval_episodes: episodes in each evaluation
-    """
+    """End a training when the mean return of some episodes reaches a threshold, and measure its time."""
 
     def __init__(self, eval_env: VecEnv, threshold: float, eval_freq: int, n_eval_episodes: int):
         super().__init__()
@@ -74,10 +67,8 @@ class Solver:
     """
     A training until its agent solves the env.
 
-    :param algorithm: class of the agent
     :param own_kwargs: arguments that only TD3X has
     :param hyperparams: an entry of the zoo's YAML; what the class has no argument for is left out
-    :param seed: seed of the training
     """
 
     def __init__(
@@ -98,21 +89,12 @@ class Solver:
         self._callback = StopWhenSolved(eval_env, THRESHOLD, EVAL_FREQ // self._action_repeat, N_EVAL_EPISODES)
 
     def advance(self, steps: int) -> int:
-        """
-        Train until the env is solved.
-
-        :param steps: most env steps
-        :return: env steps of the training
-        """
+        """Train until the env is solved."""
         self._model.learn(steps // self._action_repeat, callback=self._callback)
         return self._model.num_timesteps * self._action_repeat
 
     def figures(self) -> dict[str, Any]:
-        """
-        Return the course of the training.
-
-        :return: figures for the report
-        """
+        """Return the course of the training."""
         return {
             "solved": self._callback.solved,
             "train_seconds": self._callback.seconds,
@@ -124,23 +106,13 @@ class Solver:
 
 
 def read_hyperparams(path: Path) -> dict[str, Any]:
-    """
-    Read the entry of the env.
-
-    :param path: a YAML file of the zoo
-    :return: the entry
-    """
+    """Read the entry of the env."""
     entry: dict[str, Any] = yaml.safe_load(path.read_text())[ENV_ID]
     return entry
 
 
 def parse_hyperparams(entry: dict[str, Any]) -> dict[str, Any]:
-    """
-    Convert hyperparameters of the zoo to arguments of an algorithm.
-
-    :param entry: an entry of the zoo's YAML
-    :return: the arguments
-    """
+    """Convert hyperparameters of the zoo to arguments of an algorithm."""
     keys_of_zoo = ("n_timesteps", "env_wrapper", "noise_type", "noise_std")
     arguments = {name: value for name, value in entry.items() if name not in keys_of_zoo}
     assert entry["noise_type"] == "normal"

@@ -48,13 +48,9 @@ class Options:
     """
     Options of all measurements.
 
-    :param peers: names of the peers
-    :param reps: segments of each peer
     :param steps: steps of a segment; None: as many as take ``seconds``
     :param seconds: seconds of the slowest peer's segments
-    :param threads: threads of each worker
     :param precision: argument ``precision`` of TD3X
-    :param device: PyTorch device of the agents
     :param overlap: argument ``overlap_updates`` of TD3X
     """
 
@@ -68,12 +64,7 @@ class Options:
     overlap: bool = False
 
     def job(self, peer: str) -> dict[str, Any]:
-        """
-        Return the part of a worker's job that all measurements share.
-
-        :param peer: name of the peer
-        :return: the job
-        """
+        """Return the part of a worker's job that all measurements share."""
         shared = {name: getattr(self, name) for name in ("threads", "precision", "device", "overlap")}
         return {"peer": peer, **shared}
 
@@ -93,11 +84,7 @@ class Worker:
         )
 
     def receive(self) -> dict[str, Any]:
-        """
-        Wait for the next answer, of which the first comes when the worker is ready.
-
-        :return: the answer
-        """
+        """Wait for the next answer, of which the first comes when the worker is ready."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -109,7 +96,6 @@ class Worker:
         """
         Measure a segment.
 
-        :param steps: number of env steps, or updates
         :return: how many were taken, and their seconds
         """
         assert self._process.stdin is not None
@@ -118,11 +104,7 @@ class Worker:
         return self.receive()
 
     def finish(self) -> dict[str, Any]:
-        """
-        End the measurement.
-
-        :return: figures of the worker
-        """
+        """End the measurement."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.receive()
@@ -135,12 +117,7 @@ class Worker:
 
 @contextmanager
 def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]:
-    """
-    Start a worker for each peer, and end them with the block.
-
-    :param jobs: jobs of the peers
-    :return: the workers, which have warmed up
-    """
+    """Start a worker for each peer, and end them with the block."""
     with ExitStack() as stack:
         workers = {}
         for peer, job in jobs.items():
@@ -152,13 +129,7 @@ def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]
 
 
 def rotate(peers: Sequence[str], rep: int) -> list[str]:
-    """
-    Return the order of the peers in a repetition, so that each is first equally often.
-
-    :param peers: names of the peers
-    :param rep: number of the repetition
-    :return: the order
-    """
+    """Return the order of the peers in a repetition, so that each is first equally often."""
     first = rep % len(peers)
     return [*peers[first:], *peers[:first]]
 
@@ -167,10 +138,7 @@ def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) ->
     """
     Return how many steps a segment needs to take some time.
 
-    :param workers: workers of the peers
-    :param cell: the cell
     :param seconds: seconds of the slowest peer's segments
-    :return: number of steps
     """
     speeds: list[float] = []
     for worker in workers.values():
@@ -184,13 +152,7 @@ def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) ->
 
 
 def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
-    """
-    Measure all peers of a cell.
-
-    :param cell: the cell
-    :param options: how to measure
-    :return: segments and figures of each peer, and their summary
-    """
+    """Measure all peers of a cell."""
     wanted = [peer for peer in cell.peers if peer in options.peers]
     missing = {peer: package for peer in wanted if (package := missing_package(peer, cell.env))}
     jobs = {peer: {**options.job(peer), "cell": asdict(cell)} for peer in wanted if peer not in missing}
@@ -214,8 +176,6 @@ def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any
     """
     Measure cells, and print tables.
 
-    :param cells: the cells
-    :param options: how to measure
     :param report: description of the run, to which the results are added
     :param path: JSON file, written after each cell; the plot has the same name
     """
@@ -236,8 +196,6 @@ def measure_sweep(name: str, options: Options, report: dict[str, Any], path: Pat
     """
     Measure cost against size, and print tables.
 
-    :param name: name of the sweep
-    :param options: how to measure
     :param report: description of the run, to which the results are added
     :param path: JSON file, written after each size; the plot has the same name
     """
@@ -260,7 +218,6 @@ def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report:
     """
     Measure the time until LunarLanderContinuous-v3 is solved, and print a table.
 
-    :param seeds: seeds of the trainings
     :param own_hyperparams: whether SB3 and SBX train with the zoo's entry for TD3 instead of TD3X's
     :param options: peers, threads and precision; ``steps`` is the limit of a training, by default that of its entry
     :param report: description of the run, to which the results are added
@@ -311,7 +268,6 @@ def pin(threads: int | None, device: str) -> int:
 
     :param threads: number of threads; None: one for each processor
     :param device: ``"cpu"`` keeps JAX away from a GPU
-    :return: number of threads
     """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     threads = threads or len(cpus)
@@ -332,9 +288,7 @@ def describe_run(threads: int, precision: str) -> dict[str, Any]:
     """
     Describe what the figures depend on besides the cells.
 
-    :param threads: threads of each worker
     :param precision: argument ``precision`` of TD3X
-    :return: date, machine and options
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     report: dict[str, Any] = {
@@ -355,12 +309,7 @@ def _write(report: dict[str, Any], path: Path) -> None:
 
 
 def positive(text: str) -> float:
-    """
-    Convert the text of an option to a number above 0, for ``argparse``.
-
-    :param text: the text
-    :return: the number
-    """
+    """Convert the text of an option to a number above 0, for ``argparse``."""
     try:
         number = float(text)
     except ValueError:
@@ -371,11 +320,7 @@ def positive(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """
-    Make the parser of the command line.
-
-    :return: the parser
-    """
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="measure these cells only")

@@ -15,8 +15,6 @@ def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, floa
     """
     Return the ratio of two rates, computed in each repetition, whose segments met the same state of the machine.
 
-    :param rates: rates in each repetition
-    :param peer_rates: rates of the peer in the same repetitions
     :return: median, minimum and maximum of rate / peer's rate
     """
     ratios = [rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=True)]
@@ -27,7 +25,6 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """
     Add medians and ratios to the result of a cell.
 
-    :param result: segments and figures of the peers of a cell
     :return: the same with ``per_second``; ``ratios``: TD3X's speed over the peer's, and its time over the floor's; and
         ``bounds``: the floor's speed over a peer's, which no implementation can pass
     """
@@ -51,7 +48,6 @@ def format_speeds(results: Sequence[dict[str, Any]]) -> str:
     Format the env steps per second.
 
     :param results: results of whole training loops, from ``summarize``
-    :return: a Markdown table
     """
     peers = LOOP_PEERS[1:]
     header = [f"{PEER_NAMES[peer]} steps/s" for peer in LOOP_PEERS] + [f"TD3X / {PEER_NAMES[peer]}" for peer in peers]
@@ -68,7 +64,6 @@ def format_bounds(results: Sequence[dict[str, Any]]) -> str:
     Format how near TD3X is to the floor, and what the floor itself would gain over the peers.
 
     :param results: results of whole training loops with their floors, from ``summarize``
-    :return: a Markdown table
     """
     peers = LOOP_PEERS[1:]
     rows = [
@@ -89,7 +84,6 @@ def format_memory(results: Sequence[dict[str, Any]]) -> str:
     Format the peak memory of the workers, and that of their replay buffers.
 
     :param results: results from ``summarize``
-    :return: a Markdown table
     """
     header = [f"{PEER_NAMES[peer]} peak (replay) MB" for peer in LOOP_PEERS]
     rows = [
@@ -104,7 +98,6 @@ def format_updates(result: dict[str, Any]) -> str:
     Format the updates per second, and those of their matrix products.
 
     :param result: result of updates only, from ``summarize``
-    :return: a Markdown table
     """
     speeds = [_entry(result, "per_second", peer, _format_speed) for peer in ("td3x", "floor")]
     return _table(
@@ -118,7 +111,6 @@ def format_report(results: Sequence[dict[str, Any]]) -> str:
     Format all tables, and what is missing.
 
     :param results: results from ``summarize``
-    :return: Markdown
     """
     loops = [result for result in results if not result["cell"]["updates_only"]]
     parts = [format_speeds(loops), format_memory(loops)] if loops else []
@@ -145,7 +137,6 @@ def format_solutions(runs: Sequence[dict[str, Any]]) -> str:
     Format the time until the env was solved.
 
     :param runs: trainings that ended when the env was solved, or at their limit
-    :return: a Markdown table
     """
     rows = [
         [
@@ -166,7 +157,6 @@ def plot_cells(results: Sequence[dict[str, Any]], path: Path) -> None:
     Draw a bar chart of each cell.
 
     :param results: results from ``summarize``
-    :param path: PNG file
     """
     results = [result for result in results if result["per_second"]]
     if not results:
@@ -186,9 +176,7 @@ def plot_sweep(name: str, results: Mapping[int, dict[str, Any]], path: Path) -> 
     """
     Draw speed and memory against size.
 
-    :param name: what changes
     :param results: for each size, a result from ``summarize``
-    :param path: PNG file
     """
     figure, (speed_ax, memory_ax) = _pyplot().subplots(1, 2, figsize=(9, 3.6))
     for peer in LOOP_PEERS:

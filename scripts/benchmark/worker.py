@@ -43,26 +43,18 @@ class Work(Protocol):
         """
         Take steps.
 
-        :param steps: number of env steps, or updates
         :return: how many were taken: whole rollouts
         """
 
     def figures(self) -> dict[str, Any]:
-        """
-        Return figures at the end of the measurement.
-
-        :return: figures for the report
-        """
+        """Return figures at the end of the measurement."""
 
 
 class Training:
     """
     Training of a cell.
 
-    :param peer: name of the peer
-    :param cell: the cell
     :param own_kwargs: arguments that only TD3X has
-    :param device: PyTorch device
     """
 
     def __init__(self, peer: str, cell: Cell, own_kwargs: dict[str, Any], device: str):
@@ -102,12 +94,7 @@ class Updates(Training):
 
 
 class UpdateFloor:
-    """
-    Matrix products of the updates of a cell.
-
-    :param cell: the cell
-    :param precision: type of the numbers
-    """
+    """Matrix products of the updates of a cell."""
 
     def __init__(self, cell: Cell, precision: str):
         self.cell = cell
@@ -143,11 +130,8 @@ def make_model(peer: str, cell: Cell, own_kwargs: dict[str, Any], device: str) -
     """
     Make the agent of a peer.
 
-    :param peer: name of the peer
-    :param cell: the cell
     :param own_kwargs: arguments that only TD3X has
     :param device: PyTorch device; JAX takes a GPU where it has one
-    :return: an agent, with the same hyperparameters for all peers
     """
     env = make_cell_env(cell)
     action_dim = env.action_space.shape[0]  # type: ignore[index]
@@ -176,12 +160,7 @@ def make_model(peer: str, cell: Cell, own_kwargs: dict[str, Any], device: str) -
 
 
 def algorithm(peer: str) -> Callable[..., Any]:
-    """
-    Return the class of a peer's agent.
-
-    :param peer: name of the peer
-    :return: the class
-    """
+    """Return the class of a peer's agent."""
     if peer == "sbx":
         from sbx import TD3 as SBXTD3  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -193,7 +172,6 @@ def make_cell_env(cell: Cell) -> VecEnv:
     """
     Make the envs of a cell.
 
-    :param cell: the cell
     :return: the envs, each in a ``Monitor``
     """
     vec_env_cls = SubprocVecEnv if cell.processes else DummyVecEnv
@@ -205,7 +183,6 @@ def make_env(env_id: str) -> gym.Env:
     """
     Make an env.
 
-    :param env_id: id of the env
     :return: the env; CarRacing has four gray frames of 84x84 as observations
     """
     if env_id != CAR_RACING:
@@ -217,8 +194,6 @@ def make_env(env_id: str) -> gym.Env:
 def fill(replay_buffer: ReplayBuffer) -> None:
     """
     Fill a replay buffer with random transitions, so that batches come from all of its memory, as late in a training.
-
-    :param replay_buffer: the replay buffer
     """
     rng = np.random.default_rng(0)
     for name in ("observations", "next_observations", "actions", "rewards"):
@@ -243,7 +218,6 @@ def warm_up(advance: Callable[[int], int], chunk: int) -> None:
     Advance until caches and thread pools have settled.
 
     :param advance: function that takes a number of steps
-    :param chunk: steps at a time
     """
     start = time.perf_counter()
     steps = 0
@@ -255,7 +229,6 @@ def replay_bytes(replay_buffer: ReplayBuffer | None) -> int:
     """
     Return the memory of a replay buffer.
 
-    :param replay_buffer: the replay buffer
     :return: bytes of its arrays
     """
     if isinstance(replay_buffer, PackedReplayBuffer):
@@ -282,7 +255,6 @@ def make_work(job: dict[str, Any]) -> Work:
     Prepare a job.
 
     :param job: what ``speed.py`` asks for
-    :return: the work, warmed up
     """
     peer, precision = job["peer"], job["precision"]
     own_kwargs = {} if precision == "float32" else {"precision": precision}

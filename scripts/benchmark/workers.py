@@ -70,7 +70,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     Parse the command line.
 
     :param argv: arguments, by default those of the process
-    :return: the arguments
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--storage", required=True, help="URL of an empty PostgreSQL database")
@@ -86,31 +85,18 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Database:
-    """
-    Statistics of the server.
-
-    :param url: URL of the database
-    """
+    """Statistics of the server."""
 
     def __init__(self, url: str) -> None:
         self.engine = sqlalchemy.create_engine(url, pool_size=1)
 
     def query(self, text: str) -> list[Any]:
-        """
-        Run a query.
-
-        :param text: SQL
-        :return: rows
-        """
+        """Run a query."""
         with self.engine.connect() as connection:
             return list(connection.execute(sqlalchemy.text(text)))
 
     def check_connections(self, workers: int) -> None:
-        """
-        Exit if the server does not accept so many connections.
-
-        :param workers: number of workers
-        """
+        """Exit if the server does not accept so many connections."""
         ((text,),) = self.query("SHOW max_connections")
         # A worker holds one, and sometimes two
         needed = 2 * workers + SPARE_CONNECTIONS
@@ -144,7 +130,6 @@ def cpu_seconds(pid: int) -> float:
     """
     Return the processor time of a process.
 
-    :param pid: id of the process
     :return: seconds, in user space and in the kernel
     """
     try:
@@ -159,8 +144,6 @@ def make_trial(evaluations: int, state: TrialState) -> FrozenTrial:
     Make a trial of td3x.
 
     :param evaluations: number of reported values, if the trial is finished
-    :param state: complete, or running
-    :return: the trial
     """
     study = optuna.create_study(sampler=RandomSampler())
     trial = study.ask()
@@ -180,11 +163,8 @@ def store_trials(url: str, study_name: str, number: int, evaluations: int, state
     """
     Add trials to a study.
 
-    :param url: URL of the database
     :param study_name: name of the study, which is created if it does not exist
-    :param number: number of trials to add
     :param evaluations: number of reported values of each trial, if it is finished
-    :param state: complete, or running
     """
     storage = optuna.storages.RDBStorage(url)
     study = optuna.create_study(storage=storage, study_name=study_name, load_if_exists=True, direction="maximize")
@@ -215,7 +195,6 @@ def timed(timings: Timings, name: str) -> Iterator[None]:
     Time the block.
 
     :param timings: timings to add the seconds to
-    :param name: name of the call
     """
     start = time.perf_counter()
     yield
@@ -226,9 +205,6 @@ class Worker:
     """
     A worker of a study that does not train.
 
-    :param url: URL of the database
-    :param study_name: name of the study
-    :param evaluations: reported values of a trial
     :param tpe: whether to use the zoo's sampler, which computes in the worker, instead of a random one that reads as
         much
     """
@@ -247,11 +223,7 @@ class Worker:
             )
 
     def read(self, name: str = "read trials") -> None:
-        """
-        Read all trials.
-
-        :param name: name of the call
-        """
+        """Read all trials."""
         with timed(self.timings, name):
             self.study.get_trials(deepcopy=False)
 
@@ -273,11 +245,7 @@ class Worker:
             self.study._storage.record_heartbeat(self.trial._trial_id)  # type: ignore[attr-defined]
 
     def report(self, step: int) -> None:
-        """
-        Report an evaluation.
-
-        :param step: number of the evaluation
-        """
+        """Report an evaluation."""
         with timed(self.timings, "report"):
             self.trial.report(random.random(), step)
         with timed(self.timings, "should prune"):
@@ -290,12 +258,7 @@ class Worker:
         self.read()
 
     def run(self, trial_seconds: float, seconds: float) -> None:
-        """
-        Start in the middle of a trial, and work for some time.
-
-        :param trial_seconds: length of a trial
-        :param seconds: length of the simulation
-        """
+        """Start in the middle of a trial, and work for some time."""
         start = time.monotonic()
         interval = heartbeat_seconds()
         next_heartbeat = start + random.random() * interval
@@ -325,9 +288,6 @@ def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str,
     """
     Simulate the workers of one process.
 
-    :param trial_ids: id of each worker's running trial
-    :param args: arguments of the command line
-    :param study_name: name of the study
     :param barrier: passed when all workers of all processes are connected, and when the time is over
     :param results: queue for the timings and the processor time of this process
     """
@@ -364,12 +324,7 @@ def run_workers(trial_ids: list[int], args: argparse.Namespace, study_name: str,
 
 
 def abort_with(children: list[Any], barrier: Any) -> None:
-    """
-    Abort the barrier when a process fails, so that the others do not wait for it.
-
-    :param children: the processes
-    :param barrier: the barrier
-    """
+    """Abort the barrier when a process fails, so that the others do not wait for it."""
     running = list(children)
     while running:
         multiprocessing.connection.wait([child.sentinel for child in running])
@@ -380,13 +335,7 @@ def abort_with(children: list[Any], barrier: Any) -> None:
 
 
 def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
-    """
-    Simulate workers side by side.
-
-    :param workers: number of workers
-    :param args: arguments of the command line
-    :return: calls, and the load of the database and of the workers
-    """
+    """Simulate workers side by side."""
     database = Database(args.storage)
     database.check_connections(workers)
     study_name = f"workers-{workers}-{time.time_ns()}"
@@ -443,7 +392,6 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     """
     Summarize the durations of one kind of call.
 
-    :param seconds: durations
     :return: number of calls, and median, 99th percentile and maximum in milliseconds
     """
     median, high, highest = 1000 * np.percentile(seconds, [50, 99, 100])
@@ -454,10 +402,6 @@ def measure_calls(study_name: str, finished: int, running: int, args: argparse.N
     """
     Measure the calls of a single worker.
 
-    :param study_name: name of a study
-    :param finished: number of its finished trials
-    :param running: number of its running trials
-    :param args: arguments of the command line
     :return: median milliseconds of each call, and of the database's processor for reading trials
     """
     timings: Timings = defaultdict(list)
@@ -488,13 +432,7 @@ def measure_calls(study_name: str, finished: int, running: int, args: argparse.N
 
 
 def worker_query(worker: Worker, text: str) -> list[Any]:
-    """
-    Run a query through the connection of a worker.
-
-    :param worker: the worker
-    :param text: SQL
-    :return: rows
-    """
+    """Run a query through the connection of a worker."""
     with worker.storage.engine.connect() as connection:  # type: ignore[union-attr]
         return list(connection.execute(sqlalchemy.text(text)))
 
@@ -537,7 +475,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Measure, print and write.
 
     :param argv: arguments, by default those of the process
-    :return: exit status
     """
     args = parse_args(argv)
     if not args.storage.startswith("postgresql"):

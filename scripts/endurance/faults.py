@@ -44,7 +44,6 @@ class FaultyEnv(gym.Wrapper):
     """
     Pendulum with a fault.
 
-    :param fault: the fault
     :param at: number of the step with the fault; for a fault of ``reset``, the first reset after that step
     """
 
@@ -79,12 +78,7 @@ class FaultyEnv(gym.Wrapper):
 
 
 class FaultyCallback(BaseCallback):
-    """
-    A callback with a fault.
-
-    :param action: the fault
-    :param at: number of the call
-    """
+    """A callback with a fault."""
 
     def __init__(self, action: Callable[[], Any], at: int) -> None:
         super().__init__()
@@ -130,13 +124,7 @@ WITHOUT_SAVING = ("networks of NaN", "disk full", "killed")
 
 
 def make_envs(fault: str, at: int) -> VecEnv:
-    """
-    Make two envs, the second with a fault.
-
-    :param fault: the fault
-    :param at: number of the step with the fault
-    :return: the envs
-    """
+    """Make two envs, the second with a fault."""
     functions: list[Callable[[], gym.Env]] = [
         lambda: Monitor(FaultyEnv("none", 0)),
         lambda: Monitor(FaultyEnv(fault, at)),
@@ -145,14 +133,7 @@ def make_envs(fault: str, at: int) -> VecEnv:
 
 
 def train(fault: str, at: int, folder: Path, pipe: Connection) -> None:
-    """
-    Train until the fault.
-
-    :param fault: the fault
-    :param at: number of the step with the fault
-    :param folder: the folder of the checkpoints
-    :param pipe: receives the error
-    """
+    """Train until the fault."""
     th.set_num_threads(1)
     # A shell starts background processes without the handler of Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -201,12 +182,7 @@ def train(fault: str, at: int, folder: Path, pipe: Connection) -> None:
 
 
 def resume(folder: Path, pipe: Connection) -> None:
-    """
-    Resume a training.
-
-    :param folder: the folder of the checkpoints
-    :param pipe: receives the timestep of the checkpoint
-    """
+    """Resume a training."""
     th.set_num_threads(1)
     model = TD3X.resume(folder, make_envs("none", 0), device="cpu", reward_shaping=None)
     start = model.num_timesteps
@@ -221,7 +197,6 @@ def in_process(target: Callable[..., None], *args: Any) -> tuple[Any, int]:
     """
     Call a function in another process.
 
-    :param target: the function
     :param args: its arguments but the last, a pipe
     :return: what it sent through the pipe, and the exit code of the process
     """

@@ -159,14 +159,7 @@ def change(content: bytes, rng: random.Random) -> bytes:
 
 @dataclass(frozen=True)
 class Target:
-    """
-    Files of a kind, and what reads them.
-
-    :param files: files that are whole
-    :param readers: functions that read such a file
-    :param change: changes such a file
-    :param weight: how often files of this kind are drawn
-    """
+    """Files of a kind, and what reads them."""
 
     files: list[bytes]
     readers: list[Callable[[bytes], Any]]
@@ -178,7 +171,6 @@ def from_path(read: Callable[[Path], Any], path: Path) -> Callable[[bytes], Any]
     """
     Return a reader of bytes.
 
-    :param read: a function that reads a file by its path
     :param path: where to write the bytes
     """
 
@@ -194,7 +186,6 @@ def make_targets(folder: Path) -> dict[str, Target]:
     Write files of all kinds.
 
     :param folder: an empty folder
-    :return: the targets by their names
     """
     kwargs: dict[str, Any] = {
         "policy_kwargs": {"net_arch": [2]},
@@ -262,12 +253,7 @@ def stop(*_: Any) -> None:
 
 
 def forbid_running(event: str, args: tuple[Any, ...]) -> None:
-    """
-    End the process if something is run that no reader runs. An audit hook.
-
-    :param event: name of the event
-    :param args: its arguments
-    """
+    """End the process if something is run that no reader runs. An audit hook."""
     if event in ("os.system", "subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "marshal.loads", "os.mkdir"):
         print(f"RAN {event} {args}", file=sys.stderr)
         traceback.print_stack()
@@ -278,9 +264,6 @@ def read_or_refuse(read: Callable[[bytes], Any], content: bytes) -> str:
     """
     Read a changed file.
 
-    :param read: the reader
-    :param content: the file
-    :return: "read" or "refused"
     :raises Exception: the reader did anything else
     """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -46,8 +46,6 @@ class Setting:
     """
     A kind of training.
 
-    :param name: its name
-    :param n_envs: number of envs
     :param in_processes: whether each env runs in a separate process
     :param exact: argument of ``ResumableCheckpoint``
     """
@@ -78,9 +76,7 @@ def make_envs(setting: Setting, folder: Path) -> VecEnv:
     """
     Make the envs: normalized Pendulums.
 
-    :param setting: the kind of training
     :param folder: the folder of the training, where each ``Monitor`` writes
-    :return: the envs
     """
 
     def make_env(rank: int) -> gym.Env:
@@ -96,9 +92,6 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
     """
     Train from the newest checkpoint, or from the start.
 
-    :param setting: the kind of training
-    :param folder: the folder of the training
-    :param steps: env timesteps of the whole training
     :param save_freq: argument of ``ResumableCheckpoint``
     :param pipe: receives "training" at the start, "saving" before each checkpoint, the timestep of each checkpoint that
         was written, and the checksum of the parameters at the end
@@ -154,8 +147,6 @@ def run_until_killed(
     """
     Train in another process, and kill it.
 
-    :param setting: the kind of training
-    :param folder: the folder of the training
     :param args: ``steps``, ``save_freq`` and ``seconds``
     :param rng: draws the moment of the kill, every second time while a checkpoint is written; None: no kill
     :return: timestep of the last checkpoint that was reported, and the checksum if the training ended before the kill
@@ -197,7 +188,6 @@ def main(argv: list[str] | None = None) -> Counter[str]:
     Kill trainings until there are enough kills.
 
     :param argv: arguments of the command line; None: those of the process
-    :return: counts of what happened
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="number of SIGKILLs")
