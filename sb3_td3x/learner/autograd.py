@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from sb3_td3x.learner.flat_adam import make_capturable
+from sb3_td3x.learner.flat_adam import is_made_of, make_fast
 from sb3_td3x.policies import CriticEnsemble, SeparateCritics
 
 NETWORK_NAMES = ("actor", "actor_target", "critic", "critic_target")
@@ -71,9 +71,8 @@ class AutogradNetworks:
         # The critics do not learn a features extractor that they share with the actor
         critic_parameters = [it for it in policy.critic.parameters() if it not in set(actor_parameters)]
         self._learned = {"actor": actor_parameters, "critic": critic_parameters}
-        self._optimizers = (policy.critic.optimizer, policy.actor.optimizer)
-        self.critic_optimizer = make_capturable(policy.critic.optimizer, critic_parameters)
-        self.actor_optimizer = make_capturable(policy.actor.optimizer, actor_parameters)
+        self.critic_optimizer = make_fast(policy.critic.optimizer, critic_parameters)
+        self.actor_optimizer = make_fast(policy.actor.optimizer, actor_parameters)
 
     @property
     def device(self) -> th.device:
@@ -82,11 +81,10 @@ class AutogradNetworks:
 
     def is_current(self) -> bool:
         """Return whether the policy still has the parts and optimizers that this object was made from."""
-        critic_optimizer, actor_optimizer = self._optimizers
         return (
             self._parts.are_current()
-            and critic_optimizer is self.policy.critic.optimizer
-            and actor_optimizer is self.policy.actor.optimizer
+            and is_made_of(self.critic_optimizer, self.policy.critic.optimizer, self._learned["critic"])
+            and is_made_of(self.actor_optimizer, self.policy.actor.optimizer, self._learned["actor"])
         )
 
     def addresses(self) -> list[tuple[int, int, bool]]:

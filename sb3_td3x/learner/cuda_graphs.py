@@ -17,7 +17,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.buffers import PackedReplayBuffer
-from sb3_td3x.learner.flat_adam import CapturableAdam, FlatAdam
+from sb3_td3x.learner.flat_adam import FlatAdam, FusedAdam
 from sb3_td3x.learner.perceptron import MlpNetworks
 from sb3_td3x.learner.update import METRICS, Update
 
@@ -77,7 +77,7 @@ class UpdateGraphs:
         return (
             update.networks.device.type == "cuda"
             and all(
-                isinstance(it, CapturableAdam) or (isinstance(it, FlatAdam) and it.has_equal_steps())
+                isinstance(it, FusedAdam) or (isinstance(it, FlatAdam) and it.has_equal_steps())
                 for it in update.optimizers
             )
             and type(replay_buffer) is PackedReplayBuffer

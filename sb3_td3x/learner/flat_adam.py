@@ -1,4 +1,4 @@
-"""Adam as one operation on contiguous parameters, and Adam that CUDA graphs can capture."""
+"""The steps of PyTorch's fused Adam, on parameters in one piece of memory or in many, which CUDA graphs can capture."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +10,9 @@ from sb3_td3x.policies import own_storage
 
 # In elements: each parameter begins on a cache line, as if allocated separately
 _ALIGNMENT = 16
+# On CPUs, every so many steps, averages so small become zero: until then none falls below 1e-38, where CPUs are slow
+_FLUSH_FREQ = 64
+_FLUSHED = 1e-35
 
 
 class FlatParameters:
@@ -48,7 +51,7 @@ class FlatAdam:
     Do the steps of an Adam or AdamW optimizer on flat parameters in one operation. The optimizer itself stays valid:
     its state is made of views of flat tensors, and its options are read at each step.
 
-    :param parameters: all of its parameters, with gradients; ``is_possible`` must accept both
+    :param parameters: all of its parameters, with gradients
     """
 
     def __init__(self, optimizer: th.optim.Optimizer, parameters: FlatParameters):
@@ -68,14 +71,6 @@ class FlatAdam:
                 parameters.views(self._exp_avg_sq),
                 strict=True,
             )
-        ]
-
-    @staticmethod
-    def is_possible(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
-        """Return whether the optimizer's step is Adam's or AdamW's fused kernel on exactly these parameters."""
-        # False after a layer of the network was replaced
-        return _is_fused_adam(optimizer) and [*map(id, optimizer.param_groups[0]["params"])] == [
-            *map(id, parameters.parameters)
         ]
 
     def has_equal_steps(self) -> bool:
@@ -126,23 +121,15 @@ class FlatAdam:
             self._has_equal_steps = len(set(self._steps.tolist())) == 1
 
 
-class CapturableAdam:
-    """
-    Do the steps of an Adam or AdamW optimizer so that CUDA graphs can capture them. The state is the optimizer's own.
-
-    :param optimizer: an optimizer that ``is_possible`` accepts
-    """
+class FusedAdam:
+    """Do the steps of an Adam or AdamW optimizer on some of its parameters. The state is the optimizer's own."""
 
     def __init__(self, optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]):
         self.optimizer = optimizer
-        self._parameters = parameters
-        self._lr = _lr_tensor(parameters[0].device)
-
-    @staticmethod
-    def is_possible(optimizer: th.optim.Optimizer) -> bool:
-        """Return whether the optimizer's step is Adam's or AdamW's fused kernel on a GPU."""
-        parameters = optimizer.param_groups[0]["params"]
-        return _is_fused_adam(optimizer) and bool(parameters) and all(it.is_cuda for it in parameters)
+        of_optimizer = optimizer.param_groups[0]["params"]
+        # Not those of layers that have replaced others
+        self._parameters = [it for it in parameters if it in set(of_optimizer)]
+        self._lr = _lr_tensor(of_optimizer[0].device)
 
     @property
     def state(self) -> list[th.Tensor]:
@@ -159,6 +146,8 @@ class CapturableAdam:
         if not (self._lr is not None and th.cuda.is_current_stream_capturing()):
             self.prepare()
         updated = [it for it in self._parameters if it.grad is not None]
+        if not updated:
+            return
         for parameter in updated:
             state = self.optimizer.state[parameter]
             if not state:
@@ -170,28 +159,38 @@ class CapturableAdam:
         _adam(self.optimizer, self._lr, list(updated), grads, *([state[name] for state in states] for name in names))
 
 
-Optimizer = th.optim.Optimizer | FlatAdam | CapturableAdam
+Optimizer = th.optim.Optimizer | FlatAdam | FusedAdam
+Parameters = FlatParameters | list[nn.Parameter]
 
 
-def make_capturable(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]) -> Optimizer:
-    """Return a ``CapturableAdam`` for the optimizer where that is possible, else the optimizer itself."""
-    return CapturableAdam(optimizer, parameters) if CapturableAdam.is_possible(optimizer) else optimizer
-
-
-def make_flat(optimizer: th.optim.Optimizer, parameters: FlatParameters) -> Optimizer:
-    """Return a ``FlatAdam`` for the optimizer where that is possible, else the optimizer itself."""
-    return FlatAdam(optimizer, parameters) if FlatAdam.is_possible(optimizer, parameters) else optimizer
-
-
-def is_made_of(made: Optimizer, optimizer: th.optim.Optimizer, parameters: FlatParameters) -> bool:
+def make_fast(optimizer: th.optim.Optimizer, parameters: Parameters) -> Optimizer:
     """
-    Return whether ``make_flat`` would still return ``made``.
+    Return an object that does the optimizer's steps faster where that is possible, else the optimizer itself.
 
-    :param made: a result of ``make_flat``
+    :param parameters: the parameters that are learned
     """
-    if FlatAdam.is_possible(optimizer, parameters):
-        return isinstance(made, FlatAdam) and made.optimizer is optimizer
-    return made is optimizer
+    fast = _fast_class(optimizer, parameters)
+    return optimizer if fast is None else fast(optimizer, parameters)
+
+
+def is_made_of(made: Optimizer, optimizer: th.optim.Optimizer, parameters: Parameters) -> bool:
+    """
+    Return whether ``make_fast`` would still return ``made``.
+
+    :param made: a result of ``make_fast``
+    """
+    fast = _fast_class(optimizer, parameters)
+    return made is optimizer if fast is None else isinstance(made, fast) and made.optimizer is optimizer
+
+
+def _fast_class(optimizer: th.optim.Optimizer, parameters: Parameters) -> Any:
+    """Return the class for an optimizer; None: it does more than the fused kernel, or a layer was replaced."""
+    if not _is_fused_adam(optimizer):
+        return None
+    if not isinstance(parameters, FlatParameters):
+        return FusedAdam
+    of_optimizer = optimizer.param_groups[0]["params"]
+    return FlatAdam if [*map(id, of_optimizer)] == [*map(id, parameters.parameters)] else None
 
 
 def _is_fused_adam(optimizer: th.optim.Optimizer) -> bool:
@@ -235,6 +234,11 @@ def _adam(
             amsgrad=False,
             maximize=group["maximize"],
         )
+        if steps[0].device.type == "cpu" and steps[0] % _FLUSH_FREQ == 0:
+            # Averages decay to such numbers where gradients have become zero, as in ReLUs that no longer fire. They do
+            # not change parameters: Adam's eps is far larger
+            for average in (*exp_avgs, *exp_avg_sqs):
+                average.copy_(nn.functional.hardshrink(average, _FLUSHED))
 
 
 def _lr_tensor(device: th.device) -> th.Tensor | None:

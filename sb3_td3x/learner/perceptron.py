@@ -19,7 +19,7 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts, addresses
-from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_flat
+from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_fast
 from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, StackedLayerNorm, StackedLinear, TD3XPolicy
 
 aten = th.ops.aten
@@ -246,8 +246,8 @@ class MlpNetworks:
         }
         self._flat = flat
         self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
-        self.critic_optimizer = make_flat(policy.critic.optimizer, flat["critic"])
-        self.actor_optimizer = make_flat(policy.actor.optimizer, flat["actor"])
+        self.critic_optimizer = make_fast(policy.critic.optimizer, flat["critic"])
+        self.actor_optimizer = make_fast(policy.actor.optimizer, flat["actor"])
         make_mlp = MixedPrecisionMlp if bfloat16 else Mlp
         self._actor = make_mlp(_actor_layers(policy.actor, is_learned=True))
         self._actor_target = make_mlp(_actor_layers(policy.actor_target, is_learned=False))

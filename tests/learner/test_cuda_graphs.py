@@ -21,19 +21,12 @@ from torch import nn
 from sb3_td3x import TD3X
 from sb3_td3x.learner import cuda_graphs
 from sb3_td3x.learner.cuda_graphs import ActingGraph, UpdateGraphs
-from sb3_td3x.learner.flat_adam import CapturableAdam, _is_fused_adam
 
 needs_gpu = pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture
-def capturable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the capturable Adam on the CPU."""
-    monkeypatch.setattr(CapturableAdam, "is_possible", staticmethod(_is_fused_adam))
-
-
-@pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch, capturable: None) -> list[str]:
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace graphs by functions, and list the names of the captured functions."""
     calls: list[str] = []
 
@@ -208,7 +201,7 @@ def test_graphs_are_not_used_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("optimizer_class", [th.optim.SGD, th.optim.RMSprop])
-def test_other_optimizers_are_not_captured(optimizer_class: Any, capturable: None) -> None:
+def test_other_optimizers_are_not_captured(optimizer_class: Any) -> None:
     model = agent(policy_kwargs={"net_arch": [8], "activation_fn": nn.GELU, "optimizer_class": optimizer_class}).learn(
         20
     )

@@ -8,7 +8,7 @@ import torch as th
 from envs import tiny_agent
 from torch import nn
 
-from sb3_td3x.learner.flat_adam import FlatAdam, FlatParameters
+from sb3_td3x.learner.flat_adam import FlatAdam, FlatParameters, FusedAdam, make_fast
 
 OPTIMIZERS: list[tuple[type[th.optim.Optimizer], dict[str, Any]]] = [
     (th.optim.Adam, {}),
@@ -112,6 +112,32 @@ def test_a_new_flat_adam_continues_with_the_optimizers_state() -> None:
     assert_close(net, expected)
 
 
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_averages_of_gradients_that_became_zero_slow_nothing_down(is_flat: bool) -> None:
+    """As in ReLUs that no longer fire: CPUs are slow with numbers below 1e-38. The parameters are PyTorch's."""
+    expected, net = make_net(), make_net()
+    expected_optimizer = th.optim.Adam(expected.parameters(), lr=0.01, fused=True)
+    optimizer = th.optim.Adam(net.parameters(), lr=0.01, fused=True)
+    parameters = FlatParameters(net.parameters(), with_grad=True) if is_flat else list(net.parameters())
+    fast = make_fast(optimizer, parameters)
+    assert isinstance(fast, FlatAdam if is_flat else FusedAdam)
+    for step in range(1200):
+        for each, each_optimizer in ((expected, expected_optimizer), (net, fast)):
+            set_grads(each, step)
+            if step >= 10:
+                for parameter in each[0].parameters():
+                    parameter.grad.zero_()
+            each_optimizer.step()
+
+    def are_slow(adam: th.optim.Optimizer) -> bool:
+        averages = th.cat([adam.state[it]["exp_avg"].flatten() for it in adam.param_groups[0]["params"]]).abs()
+        return bool(((averages > 0) & (averages < th.finfo(th.float32).tiny)).any())
+
+    assert are_slow(expected_optimizer)
+    assert not are_slow(optimizer)
+    assert_close(net, expected)
+
+
 def test_flat_parameters_are_the_same_parameters_and_values() -> None:
     net = make_net()
     parameters, values = list(net.parameters()), [parameter.detach().clone() for parameter in net.parameters()]
@@ -128,7 +154,7 @@ def accepts_adam(net: nn.Module, **kwargs: Any) -> bool:
 
 
 def accepts(optimizer: th.optim.Optimizer, net: nn.Module) -> bool:
-    return FlatAdam.is_possible(optimizer, FlatParameters(net.parameters(), with_grad=False))
+    return isinstance(make_fast(optimizer, FlatParameters(net.parameters(), with_grad=False)), FlatAdam)
 
 
 def test_only_optimizers_with_the_same_steps_are_accepted() -> None:
