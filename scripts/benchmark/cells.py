@@ -1,16 +1,12 @@
 """
-What ``speed.py`` measures: trainings of one size each, and series of sizes. To add a cell, add a line to ``CELLS``.
+What ``speed.py`` measures: trainings of one size each. To add a cell, add a line to ``CELLS``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
-# Bytes of a BipedalWalker transition: two observations, action, reward, done and time-out, all float32
-TRANSITION_BYTES = 4 * (2 * 24 + 4 + 3)
-# Bytes of a worker without its replay buffer: interpreter, PyTorch, JAX
-WORKER_BYTES = 10**9
 CAR_RACING = "CarRacing-v3"
 PEER_NAMES = {"td3x": "TD3X", "sb3": "SB3", "sbx": "SBX", "floor": "floor"}
 
@@ -92,24 +88,6 @@ QUICK_CELLS = (
     *(replace(CELLS[name], peers=PEERS) for name in ("bipedal-256", "pendulum-64", "bipedal-8envs")),
     CELLS["update"],
 )
-
-# Cost against size: one size changes, all else is as in the first cell
-SWEEPS: Mapping[str, Mapping[int, Cell]] = {
-    "width": {n: replace(BIPEDAL, name=f"width-{n}", net_arch=(n, n)) for n in (64, 128, 256, 512, 1024)},
-    "batch": {n: replace(BIPEDAL, name=f"batch-{n}", batch_size=n) for n in (32, 128, 512, 2048, 8192)},
-    # One update for each env step
-    "envs": {n: replace(BIPEDAL, name=f"envs-{n}", n_envs=n, gradient_steps=n) for n in (1, 4, 16, 64)},
-    "replay": {n: replace(BIPEDAL, name=f"replay-{n}", buffer_size=n) for n in (10**5, 10**6, 10**7)},
-}
-
-
-def needed_bytes(cell: Cell, peers: Sequence[str]) -> int:
-    """
-    Estimate the memory of the workers of a cell, which run at the same time.
-
-    :return: bytes
-    """
-    return len(peers) * (cell.buffer_size * TRANSITION_BYTES + WORKER_BYTES)
 
 
 def missing_package(peer: str, env: str | None = None) -> str | None:

@@ -3,11 +3,9 @@ How fast TD3X trains compared with the TD3 of SB3 and SBX, with the same hyperpa
 
     python scripts/benchmark/speed.py                       all cells
     python scripts/benchmark/speed.py --quick               one of each kind, in about two minutes
-    python scripts/benchmark/speed.py --sweep batch         cost against size
-    python scripts/benchmark/speed.py --solve --seeds 1 2   time to solve LunarLanderContinuous-v3
 
-Each peer is a process (``worker.py``), and the peers are measured in turn. Tables are printed; JSON and plots go to the
-folder ``--out``.
+Each peer is a process (``worker.py``), and the peers are measured in turn. Tables are printed; all figures go to the
+folder ``--out`` as JSON.
 """
 
 import argparse
@@ -24,13 +22,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cells import CELLS, PEER_NAMES, QUICK_CELLS, SWEEPS, Cell, missing_package, needed_bytes
-from tables import format_report, format_solutions, plot_cells, plot_sweep, summarize
+from cells import CELLS, PEER_NAMES, QUICK_CELLS, Cell, missing_package
+from tables import format_report, summarize
 
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.options import at_least
-from sb3_td3x.zoo.register import hyperparams_path
-from sb3_td3x.zoo.runs import action_repeat
 
 PACKAGES = (
     *("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy"),
@@ -38,7 +34,7 @@ PACKAGES = (
 )
 # Seconds of the slowest peer's segments
 SECONDS, QUICK_SECONDS = 10.0, 0.5
-REPS, SWEEP_REPS = 5, 3
+REPS = 5
 # A higher load means that something else is running
 IDLE_LOAD = 0.5
 
@@ -177,7 +173,7 @@ def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any
     Measure cells, and print tables.
 
     :param report: description of the run, to which the results are added
-    :param path: JSON file, written after each cell; the plot has the same name
+    :param path: JSON file, written after each cell
     """
     report["cells"] = []
     for cell in cells:
@@ -189,75 +185,6 @@ def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any
         flops = {peer: figures.get("flops_of_2_updates") for peer, figures in result["figures"].items()}
         if result["cell"]["updates_only"] and len(set(flops.values())) > 1:
             print(f"\nThe products of {result['cell']['name']} are not those of its floor, flops of 2 updates: {flops}")
-    plot_cells(report["cells"], path.with_suffix(".png"))
-
-
-def measure_sweep(name: str, options: Options, report: dict[str, Any], path: Path) -> None:
-    """
-    Measure cost against size, and print tables.
-
-    :param report: description of the run, to which the results are added
-    :param path: JSON file, written after each size; the plot has the same name
-    """
-    results: dict[int, dict[str, Any]] = {}
-    report |= {"sweep": name, "sizes": results, "skipped": {}}
-    for size, cell in SWEEPS[name].items():
-        available, needed = available_bytes(), needed_bytes(cell, options.peers)
-        if available is not None and needed > available:
-            report["skipped"][size] = f"needs {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are available"
-            print(f"{cell.name} is skipped: {report['skipped'][size]}", flush=True)
-            continue
-        print(f"{cell.name} ...", file=sys.stderr, flush=True)
-        results[size] = measure_cell(cell, options)
-        _write(report, path)
-    print(format_report(list(results.values())))
-    plot_sweep(name, results, path.with_suffix(".png"))
-
-
-def solve(seeds: Sequence[int], own_hyperparams: bool, options: Options, report: dict[str, Any], path: Path) -> None:
-    """
-    Measure the time until LunarLanderContinuous-v3 is solved, and print a table.
-
-    :param own_hyperparams: whether SB3 and SBX train with the zoo's entry for TD3 instead of TD3X's
-    :param options: peers, threads and precision; ``steps`` is the limit of a training, by default that of its entry
-    :param report: description of the run, to which the results are added
-    :param path: JSON file, written after each training
-    """
-    import rl_zoo3
-    from solve import read_hyperparams
-
-    zoo = Path(rl_zoo3.__file__).parent / "hyperparams" / "td3.yml"
-    own = hyperparams_path()
-    report |= {"runs": [], "missing": {peer: package for peer in options.peers if (package := missing_package(peer))}}
-    peers = [peer for peer in options.peers if peer not in report["missing"]]
-    for rep, seed in enumerate(seeds):
-        for peer in rotate(peers, rep):
-            print(f"{peer} seed {seed} ...", file=sys.stderr, flush=True)
-            hyperparams = read_hyperparams(zoo if own_hyperparams and peer != "td3x" else own)
-            # The zoo counts a repeated action once
-            whole_training = int(hyperparams["n_timesteps"]) * action_repeat(hyperparams)
-            job = {**options.job(peer), "solve": {"hyperparams": hyperparams, "seed": seed}}
-            with make_workers({peer: job}) as workers:
-                segment = workers[peer].measure(options.steps or whole_training)
-                run = {"peer": peer, "seed": seed, "steps": segment["steps"], **workers[peer].finish()}
-            report["runs"].append({**run, "hyperparams": hyperparams})
-            _write(report, path)
-    print(format_solutions(report["runs"]))
-    for peer, package in report["missing"].items():
-        print(f"\n{PEER_NAMES[peer]} is missing: {package} is not installed")
-
-
-def available_bytes() -> int | None:
-    """
-    Return the available memory.
-
-    :return: bytes; None: the system does not say
-    """
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
 
 
 def pin(threads: int | None, device: str) -> int:
@@ -325,17 +252,11 @@ def make_parser() -> argparse.ArgumentParser:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="measure these cells only")
     mode.add_argument("--quick", action="store_true", help=f"one cell of each kind, segments of {QUICK_SECONDS:g} s")
-    mode.add_argument("--sweep", choices=list(SWEEPS), help="cost against size")
-    mode.add_argument("--solve", action="store_true", help="time to solve LunarLanderContinuous-v3")
     parser.add_argument(
         "--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="measure these only"
     )
-    parser.add_argument(
-        "--reps", type=at_least(1), help=f"segments of each peer (default {REPS}, in a sweep {SWEEP_REPS})"
-    )
-    parser.add_argument(
-        "--steps", type=at_least(1), help="steps of a segment, instead of --seconds, or limit of --solve"
-    )
+    parser.add_argument("--reps", type=at_least(1), default=REPS, help="segments of each peer (default %(default)s)")
+    parser.add_argument("--steps", type=at_least(1), help="steps of a segment, instead of --seconds")
     parser.add_argument(
         "--seconds",
         type=positive,
@@ -345,13 +266,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="precision of TD3X")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of all peers (default: cpu)")
     parser.add_argument("--overlap", action="store_true", help="TD3X trains with overlap_updates=True")
-    parser.add_argument(
-        "--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], help="seeds of --solve (default: 1 2 3)"
-    )
-    parser.add_argument(
-        "--own-hyperparams", action="store_true", help="--solve: SB3 and SBX use the zoo's hyperparameters of TD3"
-    )
-    parser.add_argument("--out", type=Path, default=Path("logs/benchmark_speed"), help="folder for JSON and plots")
+    parser.add_argument("--out", type=Path, default=Path("logs/benchmark_speed"), help="folder of the JSON file")
     return parser
 
 
@@ -361,19 +276,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     :param arguments: arguments, by default those of the process
     """
-    parser = make_parser()
-    args = parser.parse_args(arguments)
-    peers = [peer for peer in args.peers if peer != "floor" or not (args.sweep or args.solve)]
-    if not peers:
-        parser.error("--peers floor is not allowed with --sweep and --solve, expected others")
+    args = make_parser().parse_args(arguments)
     # Otherwise the workers would continue alone
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threads = pin(args.threads, args.device)
     report = {"device": args.device, "overlap_updates": args.overlap, **describe_run(threads, args.precision)}
     args.out.mkdir(parents=True, exist_ok=True)
     options = Options(
-        peers,
-        args.reps or (SWEEP_REPS if args.sweep else REPS),
+        args.peers,
+        args.reps,
         args.steps,
         args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
         threads,
@@ -381,13 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.device,
         args.overlap,
     )
-    if args.sweep:
-        measure_sweep(args.sweep, options, report, args.out / f"{args.sweep}-{args.precision}.json")
-    elif args.solve:
-        solve(args.seeds, args.own_hyperparams, options, report, args.out / f"solve-{args.precision}.json")
-    else:
-        cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells or CELLS]
-        measure_cells(cells, options, report, args.out / f"cells-{args.device}-{args.precision}.json")
+    cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells or CELLS]
+    measure_cells(cells, options, report, args.out / f"cells-{args.device}-{args.precision}.json")
     print(f"\nAll figures: {args.out}")
 
 

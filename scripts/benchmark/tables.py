@@ -1,14 +1,12 @@
-"""Ratios, tables and plots of ``speed.py``."""
+"""Ratios and tables of ``speed.py``."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from cells import PEER_NAMES
 
 LOOP_PEERS = ("td3x", "sb3", "sbx")
-COLORS = {"td3x": "tab:blue", "sb3": "tab:orange", "sbx": "tab:green", "floor": "tab:gray"}
 
 
 def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, float]:
@@ -132,70 +130,6 @@ def _missing_lines(results: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def format_solutions(runs: Sequence[dict[str, Any]]) -> str:
-    """
-    Format the time until the env was solved.
-
-    :param runs: trainings that ended when the env was solved, or at their limit
-    """
-    rows = [
-        [
-            PEER_NAMES[run["peer"]],
-            str(run["seed"]),
-            f"{run['steps']:,}",
-            f"{run['train_seconds']:,.0f}",
-            "yes" if run["solved"] else "no",
-            ", ".join(run["left_out"]) or "-",
-        ]
-        for run in runs
-    ]
-    return _table(["peer", "seed", "env steps", "seconds", "solved", "arguments left out"], rows)
-
-
-def plot_cells(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """
-    Draw a bar chart of each cell.
-
-    :param results: results from ``summarize``
-    """
-    results = [result for result in results if result["per_second"]]
-    if not results:
-        return
-    figure, axes = _pyplot().subplots(1, len(results), figsize=(2.4 * len(results), 3.2), squeeze=False)
-    for ax, result in zip(axes[0], results, strict=True):
-        speeds = result["per_second"]
-        bars = ax.bar([PEER_NAMES[peer] for peer in speeds], speeds.values(), color=[COLORS[peer] for peer in speeds])
-        ax.bar_label(bars, fmt=_format_speed)
-        ax.set_title(result["cell"]["name"], fontsize=9)
-        ax.margins(y=0.15)
-    axes[0][0].set_ylabel("env steps (updates) a second")
-    _save(figure, path)
-
-
-def plot_sweep(name: str, results: Mapping[int, dict[str, Any]], path: Path) -> None:
-    """
-    Draw speed and memory against size.
-
-    :param results: for each size, a result from ``summarize``
-    """
-    figure, (speed_ax, memory_ax) = _pyplot().subplots(1, 2, figsize=(9, 3.6))
-    for peer in LOOP_PEERS:
-        sizes = [size for size, result in results.items() if peer in result["per_second"]]
-        if not sizes:
-            continue
-        style = {"color": COLORS[peer], "marker": "o", "label": PEER_NAMES[peer]}
-        speed_ax.loglog(sizes, [results[size]["per_second"][peer] for size in sizes], **style)
-        memory = [results[size]["figures"][peer]["peak_bytes"] for size in sizes]
-        if None not in memory:
-            memory_ax.loglog(sizes, [peak / 1e6 for peak in memory], **style)
-    for ax, label in ((speed_ax, "env steps a second"), (memory_ax, "peak memory, MB")):
-        ax.set_xlabel(name)
-        ax.set_ylabel(label)
-        ax.grid(True, which="both", alpha=0.3)
-    speed_ax.legend()
-    _save(figure, path)
-
-
 def _entry(result: dict[str, Any], kind: str, peer: str, form: Any) -> str:
     """Return a figure of a peer as text, or why there is none."""
     if peer in result["missing"]:
@@ -219,19 +153,3 @@ def _format_memory(figures: Mapping[str, Any]) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _pyplot() -> Any:
-    """Import matplotlib without a display."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    _pyplot().close(figure)

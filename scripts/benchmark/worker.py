@@ -17,7 +17,6 @@ import numpy as np
 import torch as th
 from cells import CAR_RACING, Cell
 from floor import UpdateProducts, count_flops
-from solve import Solver
 from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
@@ -258,8 +257,6 @@ def make_work(job: dict[str, Any]) -> Work:
     """
     peer, precision = job["peer"], job["precision"]
     own_kwargs = {} if precision == "float32" else {"precision": precision}
-    if "solve" in job:
-        return Solver(algorithm(peer), own_kwargs if peer == "td3x" else {}, **job["solve"])
     cell = Cell(**job["cell"])
     if peer == "floor":
         return (UpdateFloor if cell.updates_only else Floor)(cell, precision)

@@ -10,13 +10,10 @@ import cells
 import gymnasium as gym
 import numpy as np
 import pytest
-import solve
 import speed
 import tables
 import worker
 from floor import UpdateProducts, count_flops
-from solve import parse_hyperparams, read_hyperparams
-from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from sb3_td3x import TD3X
@@ -142,48 +139,6 @@ def test_a_filled_replay_buffer_gives_its_batches_from_everywhere() -> None:
     assert worker.replay_bytes(model.replay_buffer) == worker.replay_bytes(expected) == 2_500 * 10 * 4
 
 
-def test_sizes_that_do_not_fit_are_skipped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(speed, "available_bytes", lambda: 3 * 10**9)
-    monkeypatch.setattr(
-        speed, "measure_cell", lambda cell, options: make_result(cell={"name": cell.name, "updates_only": 0})
-    )
-    options = speed.Options(("td3x", "sb3"), 1, 1, 1.0, 1, "float32")
-    report: dict[str, Any] = {}
-    speed.measure_sweep("replay", options, report, tmp_path / "replay.json")
-    assert [*report["sizes"]] == [10**5, 10**6]
-    assert report["skipped"] == {10**7: "needs 6.4 GB, 3.0 GB are available"}
-    assert "replay-10000000 is skipped: needs 6.4 GB" in capsys.readouterr().out
-    assert (tmp_path / "replay.png").stat().st_size > 0
-
-
-def test_hyperparams_of_solve_are_the_yaml_entry() -> None:
-    entry = read_hyperparams(ROOT / "hyperparams" / "td3x.yml")
-    arguments = parse_hyperparams(entry)
-    assert arguments["policy_kwargs"] == {"net_arch": [256, 256]}
-    assert arguments["learning_rate"](1.0) == float(entry["learning_rate"].removeprefix("lin_"))
-    np.testing.assert_array_equal(arguments["action_noise"]._sigma, [entry["noise_std"]] * 2)
-    assert arguments.keys() & {"n_timesteps", "env_wrapper", "noise_type", "noise_std"} == set()
-    TD3X(env="Pendulum-v1", **{**arguments, "action_noise": None})
-
-
-def test_solving_ends_at_the_bar_and_its_figures_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"EVAL_FREQ": 20, "N_EVAL_EPISODES": 1, "THRESHOLD": -1e9}.items():
-        monkeypatch.setattr(solve, name, value)
-    entry = read_hyperparams(ROOT / "hyperparams" / "td3x.yml")
-    solver = solve.Solver(TD3, {}, entry, seed=1)
-    # After six decisions of three env steps each
-    assert solver.advance(100) == 18
-    figures = json.loads(json.dumps(solver.figures()))
-    assert figures["solved"] is True
-    assert figures["left_out"] == ["action_noise_decay", "action_noise_min_scale", "reward_shaping"]
-    ((steps, seconds, _),) = figures["evaluations"]
-    assert steps == 18
-    assert seconds == pytest.approx(figures["train_seconds"], abs=0.1)
-    assert figures["train_seconds"] > 0
-
-
 @pytest.mark.slow
 def test_a_tiny_run(tmp_path: Path) -> None:
     command = [
@@ -206,7 +161,6 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert report["threads"] == 1
     assert report["overlap_updates"] is True
     assert report["machine"]["versions"]["sb3-td3x"]
-    assert (tmp_path / "cells-cpu-float32.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "long"])
