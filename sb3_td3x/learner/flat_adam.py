@@ -234,7 +234,7 @@ def _adam(
             amsgrad=False,
             maximize=group["maximize"],
         )
-        if steps[0].device.type == "cpu" and steps[0] % _FLUSH_FREQ == 0:
+        if steps[0].is_cpu and int(steps[0]) % _FLUSH_FREQ == 0:
             # Averages decay to such numbers where gradients have become zero, as in ReLUs that no longer fire. They do
             # not change parameters: Adam's eps is far larger
             for average in (*exp_avgs, *exp_avg_sqs):
