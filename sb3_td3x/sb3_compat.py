@@ -17,7 +17,6 @@ from stable_baselines3.td3 import policies as sb3_policies
 from sb3_td3x.policies import (
     OPTIMIZER_KERNEL_OPTIONS,
     CnnPolicy,
-    CriticEnsemble,
     MlpPolicy,
     MultiInputPolicy,
     TD3XPolicy,
@@ -130,69 +129,20 @@ def to_sb3(model: OffPolicyAlgorithm) -> TD3:
     return sb3_model
 
 
-def sb3_optimizer_state(critic: CriticEnsemble) -> dict[str, Any]:
-    """
-    Return the state of the critics' optimizer in SB3's layout, with one entry for each parameter of each critic.
-
-    :param critic: the critics
-    """
-    own = critic.optimizer.state_dict()
-    index = {id(parameter): idx for idx, parameter in enumerate(critic.parameters())}
-    order = critic.sb3_parameters()
-    state = {}
-    for sb3_idx, (parameter, critic_idx) in enumerate(order):
-        entry = own["state"].get(index[id(parameter)])
-        if entry is not None:
-            state[sb3_idx] = {
-                key: value[critic_idx] if critic_idx is not None and th.is_tensor(value) and value.dim() > 0 else value
-                for key, value in entry.items()
-            }
-    (group,) = own["param_groups"]
-    # A copy, because each critic counts its own steps
-    return {"state": copy_state(state), "param_groups": [{**group, "params": list(range(len(order)))}]}
-
-
-def own_optimizer_state(critic: CriticEnsemble, sb3_state: dict[str, Any]) -> dict[str, Any]:
-    """
-    Convert an optimizer's state from SB3's layout to that of ``critic.optimizer``.
-
-    :param critic: the critics
-    :param sb3_state: the state of their optimizer in SB3's layout
-    :return: the state for ``critic.optimizer.load_state_dict``
-    :raises ValueError: it belongs to other networks
-    """
-    order = critic.sb3_parameters()
-    (group,) = sb3_state["param_groups"]
-    if len(group["params"]) != len(order):
-        raise ValueError(
-            f"critic.optimizer holds the state of {len(group['params'])} parameters, expected {len(order)}: "
-            "it was saved with other policy_kwargs"
-        )
-    entries: dict[int, list[dict[str, Any]]] = {}
-    for sb3_idx, (parameter, _critic_idx) in zip(group["params"], order, strict=True):
-        if sb3_idx in sb3_state["state"]:
-            entries.setdefault(id(parameter), []).append(sb3_state["state"][sb3_idx])
-    stacked = {id(parameter) for parameter, critic_idx in order if critic_idx is not None}
-    state = {}
-    for idx, parameter in enumerate(critic.parameters()):
-        of_critics = entries.get(id(parameter))
-        if of_critics is not None:
-            state[idx] = {
-                key: th.stack([entry[key] for entry in of_critics])
-                if id(parameter) in stacked and th.is_tensor(value) and value.dim() > 0
-                else value
-                for key, value in of_critics[0].items()
-            }
-    return {"state": state, "param_groups": [{**group, "params": list(range(len(list(critic.parameters()))))}]}
-
-
 def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """
     Return an optimizer's state dictionary with the kernel options of this machine's optimizer.
 
     :param optimizer: the optimizer that the state is for
     :param state: a state dictionary, maybe from another machine
+    :raises ValueError: it belongs to other networks
     """
+    for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        if len(group["params"]) != len(own["params"]):
+            raise ValueError(
+                f"an optimizer's state is of {len(group['params'])} parameters, expected {len(own['params'])}: it was "
+                "saved with other policy_kwargs"
+            )
     groups = [
         {**group, **{key: own[key] for key in OPTIMIZER_KERNEL_OPTIONS if key in own}}
         for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True)

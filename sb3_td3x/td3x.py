@@ -40,7 +40,6 @@ from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
     CnnPolicy,
-    CriticEnsemble,
     MlpPolicy,
     MultiInputPolicy,
     PolicyNetwork,
@@ -695,17 +694,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         """
         return sb3_compat.to_sb3(self)
 
-    def get_parameters(self) -> dict[str, dict[str, Any]]:
-        """
-        Return the parameters of the agent, in SB3's layout, with separate parameters for each critic.
-
-        :return: Mapping from names of the objects to PyTorch state-dicts.
-        """
-        params = super().get_parameters()
-        if isinstance(self.critic, CriticEnsemble):
-            params["critic.optimizer"] = sb3_compat.sb3_optimizer_state(self.critic)
-        return params
-
     def set_parameters(
         self,
         load_path_or_dict: SavePath | dict[str, Any],
@@ -731,8 +719,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
             # PyTorch has its own error for an incomplete state
             if "param_groups" in params.get(name, ()):
-                if isinstance(network, CriticEnsemble):
-                    params[name] = sb3_compat.own_optimizer_state(network, params[name])
                 # A copy: optimizers that share their state would count each other's steps
                 params[name] = sb3_compat.copy_state(sb3_compat.with_own_kernels(network.optimizer, params[name]))
         super().set_parameters(params, exact_match=exact_match, device=device)

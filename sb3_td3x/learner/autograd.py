@@ -15,7 +15,6 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x.learner.flat_adam import is_made_of, make_fast
-from sb3_td3x.policies import CriticEnsemble, SeparateCritics
 
 NETWORK_NAMES = ("actor", "actor_target", "critic", "critic_target")
 
@@ -196,12 +195,9 @@ class AutogradNetworks:
             th._foreach_zero_(grads)
 
     def _q_values(self, critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """Return the values of all critics, also of SB3's in a user's own policy class, (n, b, 1)."""
+        """Return the values of all critics, (n, b, 1)."""
         with self._autocast:
-            if isinstance(critic, (CriticEnsemble, SeparateCritics)):
-                return critic.q_values(obs, actions).float()
-            separate: tuple[th.Tensor, ...] = critic(obs, actions)
-            return th.stack(separate).float()
+            return th.stack(critic(obs, actions)).float()
 
 
 def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, bool]]:

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch as th
 from torch import nn
-
-from sb3_td3x.policies import own_storage
+from torch.utils.dlpack import from_dlpack
 
 # In elements: each parameter begins on a cache line, as if allocated separately
 _ALIGNMENT = 16
@@ -27,8 +26,8 @@ class FlatParameters:
         self.data = th.zeros(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
         for parameter, view in zip(self.parameters, self.views(self.data), strict=True):
             parameter.data = view.copy_(parameter.data)
-        if with_grad:
-            self.grad = th.zeros_like(self.data)
+        self.grad = th.zeros_like(self.data) if with_grad else None
+        if self.grad is not None:
             for parameter, view in zip(self.parameters, self.views(self.grad), strict=True):
                 parameter.grad = view
 
@@ -41,9 +40,22 @@ class FlatParameters:
         views = []
         start = 0
         for parameter in self.parameters:
-            views.append(own_storage(flat[start : start + parameter.numel()].view(parameter.shape)))
+            views.append(_own_storage(flat[start : start + parameter.numel()].view(parameter.shape)))
             start += _padded(parameter.numel())
         return views
+
+    def stack(self, parameters: list[nn.Parameter], flat: th.Tensor) -> th.Tensor:
+        """
+        Return the parts of parameters that follow each other, and have one shape, as one tensor.
+
+        :param flat: a tensor laid out like ``data``
+        :return: the parts, (n, ...)
+        """
+        first = next(idx for idx, parameter in enumerate(self.parameters) if parameter is parameters[0])
+        start = sum(_padded(parameter.numel()) for parameter in self.parameters[:first])
+        size, shape = parameters[0].numel(), parameters[0].shape
+        rows = flat[start : start + len(parameters) * _padded(size)].view(len(parameters), -1)
+        return rows[:, :size].view(len(parameters), *shape)
 
 
 class FlatAdam:
@@ -94,6 +106,7 @@ class FlatAdam:
         if not (self._lr is not None and th.cuda.is_current_stream_capturing()):
             self.prepare()
         data, grad = self._parameters.data, self._parameters.grad
+        assert grad is not None
         parts = [[data], [grad], [self._exp_avg], [self._exp_avg_sq], [self._views[0]["step"]]]
         if not self._has_equal_steps:
             states = [[views[name] for views in self._views] for name in ("exp_avg", "exp_avg_sq", "step")]
@@ -190,7 +203,7 @@ def _fast_class(optimizer: th.optim.Optimizer, parameters: Parameters) -> Any:
     if not isinstance(parameters, FlatParameters):
         return FusedAdam
     of_optimizer = optimizer.param_groups[0]["params"]
-    return FlatAdam if [*map(id, of_optimizer)] == [*map(id, parameters.parameters)] else None
+    return FlatAdam if {*map(id, of_optimizer)} == {*map(id, parameters.parameters)} else None
 
 
 def _is_fused_adam(optimizer: th.optim.Optimizer) -> bool:
@@ -249,3 +262,14 @@ def _lr_tensor(device: th.device) -> th.Tensor | None:
 def _padded(size: int) -> int:
     """Return the next multiple of the alignment."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _own_storage(view: th.Tensor) -> th.Tensor:
+    """
+    Return a contiguous part of a tensor on the same memory, but with a storage that holds nothing else: a pickle of a
+    tensor contains its whole storage. On devices other than CPUs and CUDA's return ``view`` itself.
+    """
+    if view.device.type not in ("cpu", "cuda"):
+        return view
+    alone: th.Tensor = from_dlpack(view)
+    return alone

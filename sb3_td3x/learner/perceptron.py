@@ -4,23 +4,24 @@ Values and gradients of plain multi-layer perceptrons, with the chain rule writt
 The results equal autograd's up to rounding, without its overhead for each operation.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.td3.policies import Actor as TD3Actor
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts, addresses
 from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_fast
-from sb3_td3x.policies import Actor, CriticEnsemble, Elementwise, StackedLayerNorm, StackedLinear, TD3XPolicy
+from sb3_td3x.policies import Actor, Critic, TD3XPolicy
 
 aten = th.ops.aten
 
@@ -235,25 +236,25 @@ class MlpNetworks:
     """
 
     def __init__(self, policy: TD3Policy, bfloat16: bool = False):
-        assert isinstance(policy.critic, CriticEnsemble)
-        assert isinstance(policy.critic_target, CriticEnsemble)
         self.policy = policy
         self.n_critics = policy.critic.n_critics
         self._action_shape = policy.action_space.shape or ()
-        flat = {
-            name: FlatParameters(getattr(policy, name).parameters(), with_grad=name in ("actor", "critic"))
-            for name in NETWORK_NAMES
-        }
+        nets = {name: _nets(getattr(policy, name)) for name in NETWORK_NAMES}
+        flat = {}
+        for name in NETWORK_NAMES:
+            # The same parameter of all critics side by side, so that they can be stacked
+            of_nets = zip(*(net.parameters() for net in nets[name]), strict=True)
+            flat[name] = FlatParameters(itertools.chain.from_iterable(of_nets), with_grad="target" not in name)
         self._flat = flat
         self.parameters = {name: [parameters.data] for name, parameters in flat.items()}
         self.critic_optimizer = make_fast(policy.critic.optimizer, flat["critic"])
         self.actor_optimizer = make_fast(policy.actor.optimizer, flat["actor"])
         make_mlp = MixedPrecisionMlp if bfloat16 else Mlp
-        self._actor = make_mlp(_actor_layers(policy.actor, is_learned=True))
-        self._actor_target = make_mlp(_actor_layers(policy.actor_target, is_learned=False))
-        self._critics = make_mlp(_critic_layers(policy.critic, is_learned=True))
-        self._critics_target = make_mlp(_critic_layers(policy.critic_target, is_learned=False))
-        self._critic_1 = make_mlp([_of_first_critic(layer) for layer in self._critics.layers])
+        layers = {name: _layers(nets[name], flat[name]) for name in NETWORK_NAMES}
+        self._actor = make_mlp([_first(layer, is_learned=True) for layer in layers["actor"]])
+        self._actor_target = make_mlp([_first(layer, is_learned=False) for layer in layers["actor_target"]])
+        self._critics, self._critics_target = make_mlp(layers["critic"]), make_mlp(layers["critic_target"])
+        self._critic_1 = make_mlp([_first(layer, is_learned=False) for layer in layers["critic"]])
         self._acting = Mlp(self._actor.layers)
         # The gradients are in flat memory in any case
         self.keeps_gradients = True
@@ -274,12 +275,13 @@ class MlpNetworks:
             # A subclass may act differently
             type(policy) is TD3XPolicy
             and type(policy.actor) is Actor
-            and type(policy.critic) is CriticEnsemble
+            and type(policy.critic) is Critic
             and policy.features_extractor_class is FlattenExtractor
             and isinstance(space, spaces.Box)
             and not is_image_space(space)
-            and _is_perceptron(policy.actor.mu)
-            and _is_perceptron(_without_wrappers(policy.critic.layers))
+            and all(_is_perceptron(net) for net in (policy.actor.mu, *_nets(policy.critic)))
+            # A user may have replaced a layer
+            and len({str(net) for net in _nets(policy.critic)}) == 1
             and all(parameter.requires_grad for parameter in policy.parameters())
             and not PolicyParts(policy).have_hooks()
             and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1
@@ -360,17 +362,12 @@ def _is_perceptron(modules: Iterable[nn.Module]) -> bool:
 
 def _kind(module: nn.Module) -> str | None:
     """Return the kind of a module that the written-out gradients support, None for any other."""
-    if type(module) in (nn.Linear, StackedLinear) and module.bias is not None:
+    if type(module) is nn.Linear and module.bias is not None:
         return "linear"
-    if type(module) in (nn.LayerNorm, StackedLayerNorm) and module.weight is not None and module.bias is not None:
+    if type(module) is nn.LayerNorm and module.weight is not None and module.bias is not None:
         return "norm"
     # The derivative of ELU above assumes alpha = 1
     return "activation" if type(module) in ACTIVATIONS and getattr(module, "alpha", 1.0) == 1.0 else None
-
-
-def _without_wrappers(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the modules of critics with plain activations instead of ``Elementwise``."""
-    return [module.activation if isinstance(module, Elementwise) else module for module in modules]
 
 
 def _features(obs: th.Tensor) -> th.Tensor:
@@ -378,46 +375,42 @@ def _features(obs: th.Tensor) -> th.Tensor:
     return obs.float().flatten(start_dim=1)
 
 
-def _actor_layers(actor: TD3Actor, is_learned: bool) -> list[Layer]:
-    """Return the layers of an actor, with memory for gradients if they are learned."""
-    return _layers(list(actor.mu), is_learned, lambda bias: bias)
+def _nets(network: nn.Module) -> list[Any]:
+    """Return the perceptron of an actor, or those of all critics."""
+    return network.q_networks if isinstance(network, ContinuousCritic) else [network.mu]
 
 
-def _critic_layers(critic: CriticEnsemble, is_learned: bool) -> list[Layer]:
-    """Return the layers of the critics, with memory for gradients if they are learned."""
-    return _layers(_without_wrappers(critic.layers), is_learned, lambda bias: bias.unsqueeze(1))
-
-
-def _layers(modules: list[nn.Module], is_learned: bool, broadcast: Callable[[th.Tensor], th.Tensor]) -> list[Layer]:
+def _layers(nets: list[Any], flat: FlatParameters) -> list[Layer]:
     """
-    Return modules as layers.
+    Return networks of the same structure as layers that compute them all at once.
 
-    :param modules: linear layers, layer normalizations and activations, in an order that ``_is_perceptron`` accepts
-    :param broadcast: reshapes a vector for adding it to (b, out) or (n, b, out)
+    :param nets: linear layers, layer normalizations and activations, in an order that ``_is_perceptron`` accepts
+    :param flat: the memory of their parameters, and of gradients if they are learned
     """
     layers: list[Layer] = []
-    for module in modules:
-        if type(module) in ACTIVATIONS:
-            layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(module)])
+    for modules in zip(*nets, strict=True):
+        if type(modules[0]) in ACTIVATIONS:
+            layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(modules[0])])
             continue
-        weight, bias = module.weight, module.bias
-        assert isinstance(weight, nn.Parameter)
-        assert isinstance(bias, nn.Parameter)
-        grads = (weight.grad, bias.grad) if is_learned else (None, None)
-        if isinstance(module, (nn.LayerNorm, StackedLayerNorm)):
-            norm = LayerNorm(broadcast(weight.detach()), broadcast(bias.detach()), module.eps, *grads)
-            layers[-1] = layers[-1]._replace(norm=norm)
+        weights, biases = [module.weight for module in modules], [module.bias for module in modules]
+        weight, bias = flat.stack(weights, flat.data), flat.stack(biases, flat.data).unsqueeze(1)
+        grads = () if flat.grad is None else (flat.stack(weights, flat.grad), flat.stack(biases, flat.grad))
+        if isinstance(modules[0], nn.LayerNorm):
+            layers[-1] = layers[-1]._replace(norm=LayerNorm(weight.unsqueeze(1), bias, modules[0].eps, *grads))
         else:
-            layers.append(Layer(weight.detach(), broadcast(bias.detach()), ACTIVATIONS[nn.Identity], *grads))
+            layers.append(Layer(weight, bias, ACTIVATIONS[nn.Identity], *grads))
     return layers
 
 
-def _of_first_critic(layer: Layer) -> Layer:
-    """Return a layer of the first critic only, without memory for gradients."""
+def _first(layer: Layer, is_learned: bool) -> Layer:
+    """Return a layer of the first network only, with its memory for gradients if it is learned."""
+
+    def first(grad: th.Tensor | None) -> th.Tensor | None:
+        return grad[0] if is_learned and grad is not None else None
+
     norm = layer.norm
-    return Layer(
-        layer.weight[0],
-        layer.bias[0, 0],
-        layer.activation,
-        norm=None if norm is None else LayerNorm(norm.weight[0, 0], norm.bias[0, 0], norm.eps),
-    )
+    if norm is not None:
+        grads = first(norm.weight_grad), first(norm.bias_grad)
+        norm = LayerNorm(norm.weight[0, 0], norm.bias[0, 0], norm.eps, *grads)
+    grads = first(layer.weight_grad), first(layer.bias_grad)
+    return Layer(layer.weight[0], layer.bias[0, 0], layer.activation, *grads, norm=norm)

@@ -190,12 +190,19 @@ def test_first_and_last_layer_are_computed_in_float32(net_arch: list[int]) -> No
         {"activation_fn": nn.PReLU},
         # The written-out derivative assumes alpha = 1
         {"activation_fn": partial(nn.ELU, alpha=0.2), "critic_activation_fn": "relu"},
-        {"optimizer_class": th.optim.Adafactor},
     ],
 )
 def test_other_networks_use_autograd(kwargs: dict[str, Any]) -> None:
     assert isinstance(make_networks(make_policy(net_arch=[4], **kwargs)), AutogradNetworks)
     assert isinstance(make_networks(make_policy(net_arch=[4])), MlpNetworks)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 5), nn.Linear(2, 4), nn.Sequential(nn.Linear(3, 4))])
+def test_critics_that_differ_use_autograd(layer: nn.Module) -> None:
+    """They cannot be computed as one."""
+    policy = make_policy(net_arch=[4])
+    policy.critic.qf1[0] = layer
+    assert isinstance(make_networks(policy), AutogradNetworks)
 
 
 class OwnCnn(NatureCNN):
