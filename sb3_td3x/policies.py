@@ -5,18 +5,15 @@ from typing import Any, ClassVar
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
     FlattenExtractor,
     NatureCNN,
-    create_mlp,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor as SACActor
-from stable_baselines3.td3.policies import Actor as TD3Actor
-from stable_baselines3.td3.policies import TD3Policy
+from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
 from sb3_td3x.files.records import register_class
@@ -34,79 +31,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 # Options that choose an optimizer's kernel: they depend on the machine, not on the agent
 OPTIMIZER_KERNEL_OPTIONS = ("capturable", "foreach", "fused")
-
-
-def _normalized_mlp(
-    input_dim: int, output_dim: int, net_arch: list[int], activation_fn: type[nn.Module]
-) -> list[nn.Module]:
-    """Return the layers of SB3's MLP, with layer normalization before each activation."""
-    return create_mlp(input_dim, output_dim, net_arch, activation_fn, post_linear_modules=[nn.LayerNorm])
-
-
-class Critic(ContinuousCritic):
-    """
-    SB3's critics, with optional layer normalization.
-
-    :param layer_norm: Whether to normalize each hidden layer before its activation (Ba et al. 2016)
-    """
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Box,
-        net_arch: list[int],
-        features_extractor: BaseFeaturesExtractor,
-        features_dim: int,
-        activation_fn: type[nn.Module] = nn.ReLU,
-        layer_norm: bool = False,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            observation_space, action_space, net_arch, features_extractor, features_dim, activation_fn, **kwargs
-        )
-        if layer_norm:
-            input_dim = features_dim + get_action_dim(action_space)
-            for idx in range(self.n_critics):
-                self.q_networks[idx] = nn.Sequential(*_normalized_mlp(input_dim, 1, net_arch, activation_fn))
-                self.add_module(f"qf{idx}", self.q_networks[idx])
-
-
-class Actor(TD3Actor):
-    """
-    SB3's deterministic actor, with optional layer normalization.
-
-    :param layer_norm: Whether to normalize each hidden layer before its activation
-    """
-
-    def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.layer_norm = layer_norm
-        if layer_norm:
-            output_dim = get_action_dim(self.action_space)
-            layers = _normalized_mlp(self.features_dim, output_dim, self.net_arch, self.activation_fn)
-            self.mu = nn.Sequential(*layers, nn.Tanh())
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
-
-
-class StochasticActor(SACActor):
-    """
-    A squashed Gaussian actor, for studies without TD3's deterministic policy: SAC's actor, trained by
-    reparameterization without an entropy term.
-
-    :param layer_norm: Whether to normalize each hidden layer before its activation
-    """
-
-    def __init__(self, *args: Any, layer_norm: bool = False, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.layer_norm = layer_norm
-        if layer_norm:
-            layers = _normalized_mlp(self.features_dim, -1, self.net_arch, self.activation_fn)
-            self.latent_pi = nn.Sequential(*layers)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "layer_norm": self.layer_norm}
 
 
 @register_class
@@ -131,11 +55,10 @@ class TD3XPolicy(TD3Policy):
     :param actor_layer_norm: The same for the actor
     :param critic_activation_fn: Activation function of the critics: a class or a name such as ``"tanh"``, see
         ``ACTIVATIONS``; None: ``activation_fn``
-    :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic
+    :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic, for studies: SAC's
+        actor, trained by reparameterization without an entropy term
     """
 
-    critic: Critic
-    critic_target: Critic
     default_features_extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
 
     def __init__(
@@ -182,14 +105,20 @@ class TD3XPolicy(TD3Policy):
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         actor_kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        actor_class = StochasticActor if self.stochastic_actor else Actor
-        return actor_class(**actor_kwargs, layer_norm=self.actor_layer_norm).to(self.device)  # type: ignore[return-value]
+        actor: Any = (SACActor if self.stochastic_actor else Actor)(**actor_kwargs)
+        if self.actor_layer_norm:
+            _add_layer_norm(actor.latent_pi if self.stochastic_actor else actor.mu, not self.stochastic_actor)
+        return actor.to(self.device)  # type: ignore[no-any-return]
 
-    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> Critic:
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         critic_kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
         if self.critic_activation_fn is not None:
             critic_kwargs["activation_fn"] = self.critic_activation_fn
-        return Critic(**critic_kwargs, layer_norm=self.layer_norm).to(self.device)
+        critic = ContinuousCritic(**critic_kwargs)
+        if self.layer_norm:
+            for network in critic.q_networks:
+                _add_layer_norm(network, has_output=True)
+        return critic.to(self.device)
 
     def set_training_mode(self, mode: bool) -> None:
         """
@@ -242,6 +171,17 @@ class MultiInputPolicy(TD3XPolicy):
     """Policy class for Dict observations: ``TD3XPolicy`` with ``CombinedExtractor`` as the default."""
 
     default_features_extractor_class = CombinedExtractor
+
+
+def _add_layer_norm(network: Any, has_output: bool) -> None:
+    """
+    Normalize the hidden layers of a perceptron before their activation (Ba et al. 2016).
+
+    :param has_output: whether the last linear layer is the output
+    """
+    linear = [idx for idx, layer in enumerate(network) if isinstance(layer, nn.Linear)]
+    for idx in reversed(linear[:-1] if has_output else linear):
+        network.insert(idx + 1, nn.LayerNorm(network[idx].out_features))
 
 
 def _set_training_mode(module: nn.Module, mode: bool) -> None:

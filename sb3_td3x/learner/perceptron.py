@@ -16,12 +16,12 @@ from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.td3.policies import TD3Policy
+from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
 from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts, addresses
 from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_fast
-from sb3_td3x.policies import Actor, Critic, TD3XPolicy
+from sb3_td3x.policies import TD3XPolicy
 
 aten = th.ops.aten
 
@@ -275,7 +275,7 @@ class MlpNetworks:
             # A subclass may act differently
             type(policy) is TD3XPolicy
             and type(policy.actor) is Actor
-            and type(policy.critic) is Critic
+            and type(policy.critic) is ContinuousCritic
             and policy.features_extractor_class is FlattenExtractor
             and isinstance(space, spaces.Box)
             and not is_image_space(space)
