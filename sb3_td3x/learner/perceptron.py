@@ -281,7 +281,8 @@ class MlpNetworks:
             and not is_image_space(space)
             and all(_is_perceptron(net) for net in (policy.actor.mu, *_nets(policy.critic)))
             # A user may have replaced a layer
-            and len({str(net) for net in _nets(policy.critic)}) == 1
+            and len({str(net) for net in (*_nets(policy.critic), *_nets(policy.critic_target))}) == 1
+            and len({str(net) for net in (*_nets(policy.actor), *_nets(policy.actor_target))}) == 1
             and all(parameter.requires_grad for parameter in policy.parameters())
             and not PolicyParts(policy).have_hooks()
             and len({(parameter.dtype, parameter.device) for parameter in policy.parameters()}) == 1

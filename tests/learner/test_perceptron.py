@@ -198,10 +198,11 @@ def test_other_networks_use_autograd(kwargs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 5), nn.Linear(2, 4), nn.Sequential(nn.Linear(3, 4))])
-def test_critics_that_differ_use_autograd(layer: nn.Module) -> None:
+@pytest.mark.parametrize("network", ["critic", "critic_target"])
+def test_critics_that_differ_use_autograd(network: str, layer: nn.Module) -> None:
     """They cannot be computed as one."""
     policy = make_policy(net_arch=[4])
-    policy.critic.qf1[0] = layer
+    getattr(policy, network).qf1[0] = layer
     assert isinstance(make_networks(policy), AutogradNetworks)
 
 
