@@ -1,7 +1,7 @@
 """Values and gradients of any networks, by autograd."""
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ class PolicyParts:
         ]
         self._entries = [(table, name, part) for table in self._tables for name, part in table.items()]
         self._module_hooks = [getattr(module, hooks) for module in policy.modules() for hooks in _MODULE_HOOKS]
+        self._parameters = list(policy.parameters())
         self._learned = [*policy.actor.parameters(), *policy.critic.parameters()]
 
     def have_hooks(self) -> bool:
@@ -45,6 +46,10 @@ class PolicyParts:
         return sum(map(len, self._tables)) == len(self._entries) and all(
             table.get(name) is part for table, name, part in self._entries
         )
+
+    def addresses(self) -> tuple[Any, ...]:
+        """Return the addresses of all numbers and gradients, and which parameters are learned."""
+        return [*map(th.Tensor.data_ptr, self._parameters)], [(id(it.grad), it.requires_grad) for it in self._learned]
 
 
 class AutogradNetworks:
@@ -86,9 +91,9 @@ class AutogradNetworks:
             and is_made_of(self.actor_optimizer, self.policy.actor.optimizer, self._learned["actor"])
         )
 
-    def addresses(self) -> list[tuple[int, int, bool]]:
-        """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
-        return addresses(self.policy.parameters())
+    def addresses(self) -> tuple[Any, ...]:
+        """Return where the numbers and gradients of the parameters are."""
+        return self._parts.addresses()
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         """
@@ -198,11 +203,6 @@ class AutogradNetworks:
         """Return the values of all critics, (n, b, 1)."""
         with self._autocast:
             return th.stack(critic(obs, actions)).float()
-
-
-def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, bool]]:
-    """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
-    return [(it.data_ptr(), id(it.grad), it.requires_grad) for it in parameters]
 
 
 def _convert_images(obs: Any, space: spaces.Space, normalize: bool) -> Any:

@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
-from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts, addresses
+from sb3_td3x.learner.autograd import NETWORK_NAMES, PolicyParts
 from sb3_td3x.learner.flat_adam import FlatParameters, is_made_of, make_fast
 from sb3_td3x.policies import TD3XPolicy
 
@@ -259,7 +259,6 @@ class MlpNetworks:
         # The gradients are in flat memory in any case
         self.keeps_gradients = True
         self._parts = PolicyParts(policy)
-        self._policy_parameters = [*policy.parameters()]
         self._addresses = self.addresses()
 
     @property
@@ -298,9 +297,8 @@ class MlpNetworks:
             and is_made_of(self.critic_optimizer, self.policy.critic.optimizer, self._flat["critic"])
         )
 
-    def addresses(self) -> list[tuple[int, int, bool]]:
-        """Return for each parameter the addresses of its numbers and its gradient, and whether it is learned."""
-        return addresses(self._policy_parameters)
+    def addresses(self) -> tuple[Any, ...]:
+        return self._parts.addresses()
 
     def scaled_actions(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray:
         actions: np.ndarray = self.actions(th.as_tensor(obs, device=self.device)).cpu().numpy()
