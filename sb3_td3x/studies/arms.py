@@ -14,15 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import yaml
-from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from sb3_td3x.shaping import check_built_in
 from sb3_td3x.studies.results import RESERVED_NAMES
 from sb3_td3x.validation import check_number
 from sb3_td3x.zoo.register import ALGO, hyperparams_path
-from sb3_td3x.zoo.runs import WRAPPER_MODULES, action_repeat, make_wrapper, named_in, zoo_algorithms
+from sb3_td3x.zoo.runs import action_repeat, zoo_algorithms
 
 Entry = dict[str, Any]
 
@@ -426,34 +423,3 @@ def without_equals(arms: Sequence[Arm]) -> list[Arm]:
         if hyperparams:
             kept.append(replace(arm, hyperparams=hyperparams))
     return kept
-
-
-def check_trusted(arms: Sequence[Arm]) -> None:
-    """
-    Check that the arms name no code of the user's own, which runs only if it is trusted.
-
-    :raises ValueError: a wrapper, a callback or a hook of an arm is none of the known ones
-    """
-    from sb3_td3x.zoo.resume import CALLBACK_MODULES
-
-    for arm in arms:
-        for env, entry in arm.hyperparams.items():
-            where = f"The arm {arm.name} in {env}"
-            try:
-                make_wrapper(entry.get("env_wrapper"), gym.Wrapper, where, WRAPPER_MODULES)
-                make_wrapper(entry.get("vec_env_wrapper"), VecEnvWrapper, where, WRAPPER_MODULES)
-            except ValueError as error:
-                raise ValueError(f"{error}. Wrappers of your own need --trusted") from None
-            for path, _ in named_in(entry.get("callback")):
-                if path.rpartition(".")[0] not in CALLBACK_MODULES:
-                    raise ValueError(
-                        f"{where} has the callback {path!r}, expected one of {', '.join(CALLBACK_MODULES)}. Callbacks "
-                        "of your own need --trusted"
-                    )
-            try:
-                check_built_in(entry.get("reward_shaping"))
-            except ValueError:
-                raise ValueError(
-                    f"{where} has reward_shaping={entry['reward_shaping']!r}, expected hooks of sb3_td3x.shaping with "
-                    "numbers. Hooks of your own need --trusted"
-                ) from None

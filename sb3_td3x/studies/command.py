@@ -17,10 +17,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sb3_td3x.studies.arms import Arm, ablation_arms, check_choice, check_trusted, comparison_arms, sweep_arms
+from sb3_td3x.studies.arms import Arm, ablation_arms, check_choice, comparison_arms, sweep_arms
 from sb3_td3x.studies.engine import BACKENDS, report_failures, run_study
 from sb3_td3x.studies.options import at_least
 from sb3_td3x.studies.plan import Plan, settings_of
+from sb3_td3x.zoo.runs import check_names
 
 ABLATION_ENVS = ("Pendulum-v1", "LunarLanderContinuous-v3", "BipedalWalker-v3")
 
@@ -128,8 +129,9 @@ def _make_arms(args: argparse.Namespace) -> list[Arm]:
 
 def _make_plan(args: argparse.Namespace) -> Plan:
     arms = _make_arms(args)
-    if not args.trusted:
-        check_trusted(arms)
+    for arm in () if args.trusted else arms:
+        for env, entry in arm.hyperparams.items():
+            check_names(entry, f"The arm {arm.name} in {env}")
     first = {env: next(arm.hyperparams[env] for arm in arms if env in arm.hyperparams) for env in args.envs}
     return Plan(
         kind=args.kind,

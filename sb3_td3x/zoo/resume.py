@@ -10,31 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import gymnasium as gym
 import rl_zoo3.exp_manager
 import rl_zoo3.train
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_callback_list
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 from sb3_td3x.checkpoint.folder import list_checkpoints, newest_whole_checkpoint
 from sb3_td3x.checkpoint.logs import continue_monitoring, cut_monitor_files, monitor_start
 from sb3_td3x.files.atomic import lock_folder
+from sb3_td3x.files.errors import FileRefused
 from sb3_td3x.shaping import check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.manager import Hyperparams
 from sb3_td3x.zoo.register import ALGO
-from sb3_td3x.zoo.run_files import parse_dict
-from sb3_td3x.zoo.runs import WRAPPER_MODULES, ZooRun, checkpoint_folder, make_wrapper, named_in
+from sb3_td3x.zoo.run_files import TRUST_HINT, parse_dict
+from sb3_td3x.zoo.runs import ZooRun, check_names, checkpoint_folder
 
-# Modules whose callbacks a run that is not trusted may name
-CALLBACK_MODULES = (
-    *("sb3_td3x.callbacks", "sb3_td3x.checkpoint", "sb3_td3x.checkpoint.callback"),
-    *("stable_baselines3.common.callbacks", "rl_zoo3.callbacks"),
-)
 # Hyperparameters that the zoo takes for itself, or for `VecNormalize`; the checkpoint has the others
 _ZOO_HYPERPARAMS = (
     *("n_timesteps", "n_envs", "env_wrapper", "vec_env_wrapper", "frame_stack", "env_kwargs", "monitor_kwargs"),
@@ -101,15 +96,10 @@ def _zoo_hyperparams(run: ZooRun) -> dict[str, Any]:
     hyperparams = {name: run.hyperparams[name] for name in _ZOO_HYPERPARAMS if name in run.hyperparams}
     if run.trusted:
         return hyperparams
+    if packages := run.args.get("gym_packages"):
+        raise FileRefused(f"{run.args_file} imports {', '.join(map(str, packages))}. {TRUST_HINT}")
     where = str(run.config_file)
-    modules = list(run.args.get("gym_packages") or [])
-    for path, _ in named_in(hyperparams.get("callback")):
-        if not isinstance(path, str) or path.rpartition(".")[0] not in CALLBACK_MODULES:
-            modules.append(path)
-    if modules:
-        raise UnusableRunError(f"{run.folder} imports {', '.join(map(str, modules))}: add --trusted if it is your own")
-    make_wrapper(hyperparams.get("env_wrapper"), gym.Wrapper, where, WRAPPER_MODULES)
-    make_wrapper(hyperparams.get("vec_env_wrapper"), VecEnvWrapper, where, WRAPPER_MODULES)
+    check_names(hyperparams, where)
     for name in ("normalize", "monitor_kwargs"):
         if isinstance(hyperparams.get(name), str):
             hyperparams[name] = parse_dict(hyperparams[name], f"{name} in {where}")

@@ -17,7 +17,7 @@ from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, rea
 from sb3_td3x.files.records import CLASSES, path_of
 
 # End of errors about files that a user may trust
-TRUST_HINT = "Trust it if the run is your own (--trusted)"
+TRUST_HINT = "Trust it if it is your own (--trusted)"
 
 
 class _ZooLoader(yaml.SafeLoader):

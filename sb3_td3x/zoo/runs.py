@@ -33,6 +33,11 @@ WRAPPER_MODULES = (
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.vec_env",
 )
+# Modules whose callbacks it may name
+CALLBACK_MODULES = (
+    *("sb3_td3x.callbacks", "sb3_td3x.checkpoint", "sb3_td3x.checkpoint.callback"),
+    *("stable_baselines3.common.callbacks", "rl_zoo3.callbacks"),
+)
 # These write files to a folder that the settings name
 _WRITING_WRAPPERS = ("RecordVideo", "VecMonitor", "VecVideoRecorder")
 
@@ -160,12 +165,8 @@ class ZooRun:
         :raises ValueError: it cannot be built, or is not one of ours and the run is not trusted
         """
         spec = self.hyperparams.get("reward_shaping")
-        try:
-            check_built_in(None if self.trusted else spec)
-        except ValueError:
-            raise FileRefused(
-                f"{self.config_file} has reward_shaping={reprlib.repr(spec)}, which can run any code. {TRUST_HINT}"
-            ) from None
+        if not self.trusted:
+            _check_shaping(spec, str(self.config_file))
         return make_reward_shaping(spec)
 
     def load_agent(self, path: Path, env: VecEnv | None = None) -> BaseAlgorithm:
@@ -224,6 +225,32 @@ def named_in(spec: Any) -> Iterator[tuple[Any, Any]]:
     """Yield path and arguments of what the zoo's notation for wrappers and callbacks names."""
     for entry in spec if isinstance(spec, list) else [] if spec is None else [spec]:
         yield next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
+
+
+def check_names(hyperparams: dict[str, Any], where: str) -> None:
+    """
+    Check that settings name no code of the user's own: the wrappers, callbacks and shaping hooks of a run.
+
+    :raises FileRefused: they do, and need to be trusted
+    """
+    for key, kind in (("env_wrapper", gym.Wrapper), ("vec_env_wrapper", VecEnvWrapper)):
+        make_wrapper(hyperparams.get(key), kind, where, WRAPPER_MODULES)
+    for path, _ in named_in(hyperparams.get("callback")):
+        if not isinstance(path, str) or path.rpartition(".")[0] not in CALLBACK_MODULES:
+            raise FileRefused(
+                f"{where} asks for the callback {path!r:.120}, expected one of {', '.join(CALLBACK_MODULES)}. "
+                f"{TRUST_HINT}"
+            )
+    _check_shaping(hyperparams.get("reward_shaping"), where)
+
+
+def _check_shaping(spec: Any, where: str) -> None:
+    try:
+        check_built_in(spec)
+    except ValueError:
+        raise FileRefused(
+            f"{where} has reward_shaping={reprlib.repr(spec)}, which can run any code. {TRUST_HINT}"
+        ) from None
 
 
 def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | None) -> Wrapper:

@@ -15,13 +15,13 @@ from sb3_td3x.studies.arms import (
     Arm,
     ablation_arms,
     check_arm_name,
-    check_trusted,
     comparison_arms,
     sweep_arms,
     with_policy_kwargs,
     without_equals,
 )
 from sb3_td3x.zoo.register import hyperparams_path
+from sb3_td3x.zoo.runs import check_names
 
 PENDULUM, LUNAR, WALKER, HARDCORE = (
     "Pendulum-v1",
@@ -240,22 +240,10 @@ def test_the_noise_decays_over_decisions(tmp_path: Path) -> None:
     assert arm.hyperparams[PENDULUM]["action_noise_decay"] == pytest.approx(0.5**DECAY_HALVINGS)
 
 
-@pytest.mark.parametrize(
-    ("entry", "error"),
-    [
-        ({"env_wrapper": [{"of_mine.Wrapper": {"x": 1}}]}, "asks for the wrapper 'of_mine.Wrapper'.*need --trusted"),
-        ({"vec_env_wrapper": "of_mine.Wrapper"}, "asks for the wrapper 'of_mine.Wrapper'.*need --trusted"),
-        ({"callback": [{"of_mine.Callback": {}}]}, "The arm a in E has the callback 'of_mine.Callback'.*--trusted"),
-        ({"reward_shaping": "of_mine.hook"}, "The arm a in E has reward_shaping='of_mine.hook', expected.*--trusted"),
-    ],
-)
-def test_code_of_the_users_own_needs_trust(entry: dict[str, Any], error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        check_trusted([Arm("a", "td3x", "", {"E": entry})])
-
-
 def test_the_arms_of_the_ablation_need_no_trust() -> None:
-    check_trusted(ablation_arms([PENDULUM, LUNAR, WALKER, HARDCORE]))
+    for arm in ablation_arms([PENDULUM, LUNAR, WALKER, HARDCORE]):
+        for entry in arm.hyperparams.values():
+            check_names(entry, arm.name)
 
 
 def test_parity_trains_with_the_hyperparameters_of_the_zoos_td3() -> None:

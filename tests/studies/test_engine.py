@@ -174,7 +174,7 @@ def test_modules_of_the_users_own_are_found_in_the_current_directory(tmp_path: P
     )
     arms = {"hook": {"reward_shaping": "of_mine.half"}, "wrapper": {"env_wrapper": "of_mine.Wrapper"}}
     refused = finish(start(tmp_path, arms), status=2)
-    assert "Hooks of your own need --trusted" in refused
+    assert f"The arm hook in {ENV} has reward_shaping='of_mine.half', which can run any code" in refused
     finish(start(tmp_path, arms, "--jobs", "2", "--trusted"))
     assert {record.arm for record in read_results(tmp_path / "study").records} == {"hook", "wrapper"}
 

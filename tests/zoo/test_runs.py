@@ -20,7 +20,7 @@ from sb3_td3x.studies.arms import read_entries
 from sb3_td3x.zoo import runs
 from sb3_td3x.zoo.register import hyperparams_path
 from sb3_td3x.zoo.run_files import parse_dict
-from sb3_td3x.zoo.runs import ZooRun, make_wrapper
+from sb3_td3x.zoo.runs import ZooRun, check_names, make_wrapper
 
 
 class TestFolder:
@@ -195,3 +195,17 @@ def test_errors_name_the_file(folder: Path) -> None:
     (folder / ENV / "args.yml").unlink()
     with pytest.raises(ValueError, match=re.escape(str(folder / ENV / "args.yml"))):
         ZooRun(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"env_wrapper": [{"of_mine.Wrapper": {"x": 1}}]}, "asks for the wrapper 'of_mine.Wrapper'"),
+        ({"vec_env_wrapper": "of_mine.Wrapper"}, "asks for the wrapper 'of_mine.Wrapper'"),
+        ({"callback": [{"of_mine.Callback": {}}]}, "^The arm a asks for the callback 'of_mine.Callback', expected"),
+        ({"reward_shaping": "of_mine.hook"}, "^The arm a has reward_shaping='of_mine.hook', which can run any code"),
+    ],
+)
+def test_code_of_the_users_own_needs_trust(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=f"{error}.*--trusted"):
+        check_names(settings, "The arm a")
