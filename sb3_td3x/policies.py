@@ -105,10 +105,12 @@ class TD3XPolicy(TD3Policy):
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         actor_kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        actor: Any = (SACActor if self.stochastic_actor else Actor)(**actor_kwargs)
+        actor_class: Any = SACActor if self.stochastic_actor else Actor
+        actor: Actor = actor_class(**actor_kwargs)
         if self.actor_layer_norm:
-            _add_layer_norm(actor.latent_pi if self.stochastic_actor else actor.mu, not self.stochastic_actor)
-        return actor.to(self.device)  # type: ignore[no-any-return]
+            network = getattr(actor, "latent_pi" if self.stochastic_actor else "mu")
+            _add_layer_norm(network, has_output=not self.stochastic_actor)
+        return actor.to(self.device)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         critic_kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)

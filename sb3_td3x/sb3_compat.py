@@ -129,10 +129,11 @@ def to_sb3(model: OffPolicyAlgorithm) -> TD3:
     return sb3_model
 
 
-def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def with_own_kernels(name: str, optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """
     Return an optimizer's state dictionary with the kernel options of this machine's optimizer.
 
+    :param name: name of the optimizer in errors
     :param optimizer: the optimizer that the state is for
     :param state: a state dictionary, maybe from another machine
     :raises ValueError: it belongs to other networks
@@ -140,7 +141,7 @@ def with_own_kernels(optimizer: th.optim.Optimizer, state: dict[str, Any]) -> di
     for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         if len(group["params"]) != len(own["params"]):
             raise ValueError(
-                f"an optimizer's state is of {len(group['params'])} parameters, expected {len(own['params'])}: it was "
+                f"{name} holds the state of {len(group['params'])} parameters, expected {len(own['params'])}: it was "
                 "saved with other policy_kwargs"
             )
     groups = [

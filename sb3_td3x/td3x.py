@@ -720,7 +720,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             # PyTorch has its own error for an incomplete state
             if "param_groups" in params.get(name, ()):
                 # A copy: optimizers that share their state would count each other's steps
-                params[name] = sb3_compat.copy_state(sb3_compat.with_own_kernels(network.optimizer, params[name]))
+                params[name] = sb3_compat.copy_state(sb3_compat.with_own_kernels(name, network.optimizer, params[name]))
         super().set_parameters(params, exact_match=exact_match, device=device)
 
     def _excluded_save_params(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The steps of PyTorch's fused Adam, on parameters in one piece of memory or in many, which CUDA graphs can capture."""
+"""PyTorch's fused Adam without its overhead, on parameters in one tensor or in many."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,8 @@ from torch.utils.dlpack import from_dlpack
 
 # In elements: each parameter begins on a cache line, as if allocated separately
 _ALIGNMENT = 16
-# On CPUs, every so many steps, averages so small become zero: until then none falls below 1e-38, where CPUs are slow
+# On a CPU, averages below the second number become zero every so many steps. In between none falls below 1e-38, where
+# CPUs are slow
 _FLUSH_FREQ = 64
 _FLUSHED = 1e-35
 
@@ -139,10 +140,10 @@ class FusedAdam:
 
     def __init__(self, optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]):
         self.optimizer = optimizer
-        of_optimizer = optimizer.param_groups[0]["params"]
+        of_optimizer = set(optimizer.param_groups[0]["params"])
         # Not those of layers that have replaced others
-        self._parameters = [it for it in parameters if it in set(of_optimizer)]
-        self._lr = _lr_tensor(of_optimizer[0].device)
+        self._parameters = [it for it in parameters if it in of_optimizer]
+        self._lr = _lr_tensor(parameters[0].device)
 
     @property
     def state(self) -> list[th.Tensor]:
