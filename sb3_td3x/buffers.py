@@ -10,13 +10,13 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x.files.replay import register_replay_buffer
 from sb3_td3x.normalization import BatchNormalizer
+from sb3_td3x.priorities import Priorities
 from sb3_td3x.shaping import RewardShaping
 from sb3_td3x.validation import check_bool, check_known
 
@@ -31,7 +31,18 @@ _HANDLE_TIMEOUTS = "handle_timeout_termination"
 # Name of the block with everything but images
 _ROWS = "rows"
 # Attributes that are made again after unpickling
-REBUILT = ("columns", "_widths", "_host_blocks", "_device_blocks", "_newest_step", "_n_pending", "_normalizer")
+REBUILT = (
+    "columns",
+    "_widths",
+    "_host_blocks",
+    "_device_blocks",
+    "_newest_step",
+    "_n_pending",
+    "_normalizer",
+    "_tree",
+    "_n_unprioritized",
+    "_drawn_rows",
+)
 
 Blocks = dict[str, th.Tensor]
 
@@ -61,7 +72,7 @@ class _Array:
         replay_buffer.mark_changed()
 
 
-@register_replay_buffer("optimize_memory_usage", "n_steps", "gamma", "dtype")
+@register_replay_buffer("optimize_memory_usage", "n_steps", "gamma", "dtype", "prioritized_replay_alpha")
 class PackedReplayBuffer(NStepReplayBuffer):
     """
     Replay buffer for all observation spaces. The numbers of a transition are one row of memory, so that a batch is one
@@ -82,6 +93,7 @@ class PackedReplayBuffer(NStepReplayBuffer):
     :param gamma: Discount factor of n-step returns
     :param dtype: Type of the numbers in memory: ``np.float32``, or ``np.float64`` if float32 is too coarse for what
         ``VecNormalize`` does with them
+    :param prioritized_replay_alpha: α of prioritized sampling, see ``Priorities``; 0: uniform sampling
     """
 
     observations = _Array()
@@ -103,6 +115,7 @@ class PackedReplayBuffer(NStepReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
         dtype: type[np.floating] = np.float32,
+        prioritized_replay_alpha: float = 0.0,
     ):
         if optimize_memory_usage and handle_timeout_termination:
             raise ValueError(
@@ -115,6 +128,10 @@ class PackedReplayBuffer(NStepReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = n_steps
         self.gamma = gamma
+        self.prioritized_replay_alpha = prioritized_replay_alpha
+        # As of the last look at `priorities`
+        self._priorities = None if prioritized_replay_alpha == 0 else np.zeros((self.buffer_size, n_envs), np.float32)
+        self._max_priority = 1.0
 
         # None is the key of observations that are not a dictionary
         parts: dict[Any, spaces.Space] = {None: observation_space}
@@ -154,6 +171,8 @@ class PackedReplayBuffer(NStepReplayBuffer):
         self._host_blocks = {name: th.from_numpy(block).flatten(0, 1) for name, block in self.blocks.items()}
         self._device_blocks: Blocks | None = None
         self._normalizer: BatchNormalizer | None = None
+        self._tree: Priorities | None = None
+        self._n_unprioritized = 0
         self.mark_changed()
 
     def mark_changed(self) -> None:
@@ -193,6 +212,7 @@ class PackedReplayBuffer(NStepReplayBuffer):
         if self.handle_timeout_termination:
             columns["timeouts"][self.pos] = np.array([info.get("TimeLimit.truncated", False) for info in infos])
         self._n_pending += 1
+        self._n_unprioritized += 1
         self.pos = next_pos
         if next_pos == 0:
             self.full = True
@@ -212,7 +232,9 @@ class PackedReplayBuffer(NStepReplayBuffer):
         :param env: associated gym VecEnv to normalize the observations/rewards when sampling
         :return: the transitions
         """
-        return self._get_samples(self._draw_steps(batch_size), env)
+        blocks = self.blocks_on_device()
+        rows = th.from_numpy(self.draw(batch_size)) if self._tree is None else self.draw_by_priority(batch_size)
+        return self._get_rows(blocks, rows, env)
 
     def draw(self, batch_size: int) -> np.ndarray:
         """
@@ -236,10 +258,76 @@ class PackedReplayBuffer(NStepReplayBuffer):
             return steps
         return steps * self.n_envs + np.random.randint(0, self.n_envs, size=len(steps))
 
+    def draw_by_priority(self, batch_size: int) -> th.Tensor:
+        """
+        Draw rows with replacement by their priorities. Call ``blocks_on_device`` first.
+
+        :param batch_size: Number of transitions
+        :return: their rows on the device, (batch_size,)
+        """
+        assert self._tree is not None
+        self._drawn_rows = self._tree.draw(batch_size)
+        return self._drawn_rows
+
+    def update_priorities(self, td_errors: th.Tensor) -> None:
+        """
+        Change the priorities of the rows that were drawn last.
+
+        :param td_errors: their TD errors, (batch_size,)
+        """
+        assert self._tree is not None
+        self._tree.update(self._drawn_rows, td_errors)
+
+    @property
+    def priorities(self) -> np.ndarray | None:
+        """A copy of the priorities in main memory, (buffer_size, n_envs); None if sampling is uniform"""
+        if self._priorities is not None and (self._tree is not None or self._n_unprioritized > 0):
+            tree = self._current_tree()
+            self._priorities[...] = tree.values().reshape(self._priorities.shape)
+            self._max_priority = tree.maximum.item()
+        return self._priorities
+
+    @property
+    def max_priority(self) -> float | None:
+        """The highest priority so far; None if sampling is uniform"""
+        return None if self.priorities is None else self._max_priority
+
+    @max_priority.setter
+    def max_priority(self, value: float) -> None:
+        self._max_priority = value
+
+    @property
+    def priority_state(self) -> list[th.Tensor]:
+        """All tensors that ``update_priorities`` changes"""
+        return [] if self._tree is None else self._tree.state
+
+    def _current_tree(self) -> Priorities:
+        """Return the priorities on the device, with those of the transitions added since the last call."""
+        assert self._priorities is not None
+        if self._tree is None:
+            self._tree = Priorities(
+                self._priorities, self._max_priority, self.prioritized_replay_alpha, th.device(self.device)
+            )
+        if self._n_unprioritized > 0:
+            n_new = min(self._n_unprioritized, self.buffer_size)
+            self._tree.add(self._rows_of(np.arange(self.pos - n_new, self.pos)))
+            if self.optimize_memory_usage:
+                # Its observation is that after the newest transition
+                self._tree.remove(self._rows_of(np.array([self.pos])))
+            self._n_unprioritized = 0
+        return self._tree
+
+    def _rows_of(self, steps: np.ndarray) -> th.Tensor:
+        """Return the rows of all envs at some steps, on the device."""
+        rows = (steps % self.buffer_size)[:, None] * self.n_envs + np.arange(self.n_envs)
+        return th.from_numpy(rows.ravel()).to(self.device)
+
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        blocks = self.blocks_on_device()
-        indices = th.from_numpy(self._with_random_envs(batch_inds)).to(blocks[_ROWS].device)
-        batch = self.gather(blocks, indices, self.normalizer(env))
+        return self._get_rows(self.blocks_on_device(), th.from_numpy(self._with_random_envs(batch_inds)), env)
+
+    def _get_rows(self, blocks: Blocks, rows: th.Tensor, env: VecNormalize | None) -> ReplayBufferSamples:
+        """Return the transitions of some rows on the device."""
+        batch = self.gather(blocks, rows.to(blocks[_ROWS].device), self.normalizer(env))
         return batch if blocks[_ROWS].device.type == self.device.type else _to_device(batch, self.device)
 
     def gather(
@@ -357,6 +445,8 @@ class PackedReplayBuffer(NStepReplayBuffer):
             self._newest_step.fill_((self.pos - 1) % self.buffer_size)
         if self._device_blocks is not self._host_blocks:
             self._upload()
+        if self._priorities is not None:
+            self._current_tree()
         return self._device_blocks
 
     def _upload(self) -> None:
@@ -426,7 +516,9 @@ class PackedReplayBuffer(NStepReplayBuffer):
         return replay_buffer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in REBUILT}
+        # With the current priorities
+        state = {**vars(self), "_priorities": self.priorities, "_max_priority": self.max_priority}
+        return {name: value for name, value in state.items() if name not in REBUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -477,11 +569,11 @@ def _warn_if_too_large(n_bytes: int) -> None:
         )
 
 
-def make_replay_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
+def make_replay_buffer(model: Any) -> ReplayBuffer:
     """
     Make an empty replay buffer of the class that the agent's arguments ask for.
 
-    :param model: the agent
+    :param model: the ``TD3X``
     :return: the replay buffer
     :raises ValueError: the class needs an env
     """
@@ -491,13 +583,14 @@ def make_replay_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
     if buffer_class is None:
         buffer_class = PackedReplayBuffer
         kwargs.update(n_steps=model.n_steps, gamma=model.gamma)
+        kwargs["prioritized_replay_alpha"] = model.prioritized_replay_alpha
         if _needs_float64(model._vec_normalize_env):
             kwargs["dtype"] = np.float64
     elif issubclass(buffer_class, HerReplayBuffer):
         if model.env is None:
             raise ValueError(f"env=None is not allowed with {buffer_class.__name__}, expected the env of the goals")
         kwargs["env"] = model.env
-    return buffer_class(
+    made: ReplayBuffer = buffer_class(
         model.buffer_size,
         model.observation_space,
         model.action_space,
@@ -506,6 +599,7 @@ def make_replay_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
         optimize_memory_usage=model.optimize_memory_usage,
         **kwargs,
     )
+    return made
 
 
 def _needs_float64(env: VecNormalize | None) -> bool:
@@ -547,11 +641,11 @@ def end_open_episodes(replay_buffer: ReplayBuffer) -> None:
             replay_buffer._compute_episode_length(int(env_idx))
 
 
-def check_replay_buffer_arguments(model: OffPolicyAlgorithm) -> None:
+def check_replay_buffer_arguments(model: Any) -> None:
     """
     Check the agent's arguments of the replay buffer.
 
-    :param model: the agent
+    :param model: the ``TD3X``
     :raises ValueError: no replay buffer has all of its options
     """
     buffer_class = model.replay_buffer_class
@@ -570,6 +664,11 @@ def check_replay_buffer_arguments(model: OffPolicyAlgorithm) -> None:
         raise ValueError(
             f"buffer_size={model.buffer_size} is not allowed with optimize_memory_usage=True, expected at least "
             f"{2 * model.n_envs}: two steps of each env"
+        )
+    if model.prioritized_replay_alpha > 0 and buffer_class is not None:
+        raise ValueError(
+            f"prioritized_replay_alpha={model.prioritized_replay_alpha} is not allowed with "
+            f"replay_buffer_class={buffer_class.__name__}, expected 0"
         )
     if model.n_steps > 1 and buffer_class is not None:
         warnings.warn(

@@ -42,6 +42,7 @@ _OWN_ARGUMENTS = {
     "clipped_double_q": True,
     "precision": "float32",
     "overlap_updates": False,
+    "prioritized_replay_alpha": 0.0,
 }
 
 # Attributes of a training that SB3's TD3 also has, besides its arguments

@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import sb3_compat
 from sb3_td3x.buffers import (
+    PackedReplayBuffer,
     can_be_sampled,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
@@ -124,6 +125,9 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
     :param overlap_updates: Whether to do the updates that follow a rollout during its last env step, after its action
         is chosen. The newest policy acts in any case, but the updates draw from what was stored one step earlier.
         Saves time with a GPU and with ``SubprocVecEnv``. Not with ``train_freq`` in episodes.
+    :param prioritized_replay_alpha: exponent α of prioritized sampling, in [0, 1]: a transition with TD error δ is
+        drawn with a probability proportional to max(|δ|, 1)^α, and the critics' loss is Huber's (LAP, Fujimoto et al.
+        2020, with α = 0.4). 0: uniform sampling and squared errors. Not with ``replay_buffer_class``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -174,6 +178,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         clipped_double_q: bool = True,
         precision: str = "float32",
         overlap_updates: bool = False,
+        prioritized_replay_alpha: float = 0.0,
         _init_setup_model: bool = True,
     ):
         if not isinstance(policy, str | type):
@@ -222,6 +227,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         self.clipped_double_q = clipped_double_q
         self.precision = precision
         self.overlap_updates = overlap_updates
+        self.prioritized_replay_alpha = prioritized_replay_alpha
         # t of the noise decay; counts during the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
@@ -267,6 +273,9 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, self.clipped_double_q
         )
         replay_buffer, vec_normalize = self.replay_buffer, self._vec_normalize_env
+        update.set_priorities = None
+        if isinstance(replay_buffer, PackedReplayBuffer) and replay_buffer.prioritized_replay_alpha > 0:
+            update.set_priorities = replay_buffer.update_priorities
         with_actor = self._count_updates(gradient_steps)
         graphs = self._graphs.updates(update, replay_buffer, batch_size, vec_normalize)
         if graphs is not None and gradient_steps > 0:

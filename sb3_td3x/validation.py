@@ -39,6 +39,7 @@ _NUMBERS = {
     "target_policy_noise": (0.0, math.inf),
     "target_noise_clip": (0.0, math.inf),
     "action_noise_min_scale": (0.0, 1.0),
+    "prioritized_replay_alpha": (0.0, 1.0),
 }
 
 

@@ -37,6 +37,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "target_noise_clip": [*NO_NUMBERS, -0.5],
     "action_noise_decay": [*NO_NUMBERS, 0, -0.5, 1.0001],
     "action_noise_min_scale": [*NO_NUMBERS, -0.1, 1.0001],
+    "prioritized_replay_alpha": [*NO_NUMBERS, -0.1, 1.0001],
     "batch_size": [*NO_INTEGERS, 0, -1],
     "buffer_size": [*NO_INTEGERS, 0, -1],
     "gradient_steps": [*NO_INTEGERS, -2],
@@ -333,6 +334,11 @@ def test_optimize_memory_usage_is_refused_with_timeouts_and_dictionaries() -> No
         tiny_agent(DictObs(CountingEnv()), "MultiInputPolicy", optimize_memory_usage=True)
 
 
+def test_priorities_are_refused_with_a_replay_buffer_class() -> None:
+    with pytest.raises(ValueError, match=r"prioritized_replay_alpha=0.4 is not allowed with replay_buffer_class=R"):
+        tiny_agent(prioritized_replay_alpha=0.4, replay_buffer_class=ReplayBuffer)
+
+
 def test_bad_replay_buffer_classes_are_refused() -> None:
     for bad in ("ReplayBuffer", 5, dict, ReplayBuffer(1, spaces.Box(-1, 1), spaces.Box(-1, 1))):
         with pytest.raises(ValueError, match=r"^replay_buffer_class=.* is not allowed, expected "):
@@ -358,6 +364,7 @@ def test_bad_replay_buffer_classes_are_refused() -> None:
         {"action_noise": normal_noise(0.0)},
         {"action_noise": NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)), "action_noise_decay": 1e-9},
         {"action_noise_min_scale": 1},
+        {"prioritized_replay_alpha": 1, "learning_starts": 0, "buffer_size": 1, "batch_size": 1},
         {"buffer_size": 1, "batch_size": 1},
         {"learning_starts": 0},
         {"gradient_steps": 0},

@@ -18,7 +18,22 @@ from sb3_td3x.files.replay import describe, make_empty
 AnyAgent = TypeVar("AnyAgent", bound=OffPolicyAlgorithm)
 
 # Arguments of the agent that decide which replay buffer it makes
-_REPLAY_BUFFER_ARGUMENTS = {"buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
+_REPLAY_BUFFER_ARGUMENTS = {
+    "buffer_size",
+    "replay_buffer_class",
+    "replay_buffer_kwargs",
+    "optimize_memory_usage",
+    "prioritized_replay_alpha",
+}
+# What cannot change
+_FIXED = (
+    "class",
+    "n_envs",
+    "buffer_size",
+    "handle_timeout_termination",
+    "optimize_memory_usage",
+    "prioritized_replay_alpha",
+)
 
 
 @dataclass
@@ -72,7 +87,7 @@ def _make_replay_buffer(model: Any, checkpoint: Checkpoint, kwargs: dict[str, An
     saved.update((name, getattr(model, name)) for name in ("n_steps", "gamma") if name in saved)
     if kwargs.keys() & _REPLAY_BUFFER_ARGUMENTS or saved["n_envs"] != model.n_envs:
         own = describe(model.replay_buffer)
-        for name in ("class", "n_envs", "buffer_size", "handle_timeout_termination", "optimize_memory_usage"):
+        for name in _FIXED:
             if own.get(name) != saved.get(name):
                 raise ValueError(
                     f"The replay buffer in {checkpoint.path} has {name}={saved.get(name)}, expected {own.get(name)}"

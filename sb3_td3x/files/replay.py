@@ -45,11 +45,17 @@ _COMMON = ("buffer_size", "n_envs", "observation_space", "action_space", "handle
 # Arrays that `add` writes one row to
 _ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 # Arrays of HER whose rows change after `add`: at the end of an episode, and when it is overwritten
-_LATE_ARRAYS = ("ep_start", "ep_length")
+_EPISODES = ("ep_start", "ep_length")
+# With prioritized sampling: the priorities, and the highest so far
+_PRIORITIES, _MAX_PRIORITY = "priorities", "max_priority"
+# All arrays whose rows change after `add`
+_LATE_ARRAYS = (*_EPISODES, _PRIORITIES)
 # Where HER's open episodes start, (n_envs,)
 _EPISODE_STARTS = "_current_ep_start"
 # With `optimize_memory_usage`: the observations after the newest transitions, which are stored in the next row
 _LAST_OBSERVATIONS = "last_observations"
+# Of replay buffers that lack these attributes
+_DEFAULTS = {"n_steps": 1, "prioritized_replay_alpha": 0.0}
 
 
 # Classes of replay buffers
@@ -123,8 +129,9 @@ def describe(replay_buffer: ReplayBuffer) -> dict[str, Any]:
     """
     cls = type(replay_buffer)
     description = {"class": cls, **{name: getattr(replay_buffer, name) for name in (*_COMMON, *KNOWN_BUFFERS[cls])}}
-    if hasattr(replay_buffer, _EPISODE_STARTS):
-        description[_EPISODE_STARTS] = getattr(replay_buffer, _EPISODE_STARTS)
+    for name in (_EPISODE_STARTS, _MAX_PRIORITY):
+        if getattr(replay_buffer, name, None) is not None:
+            description[name] = getattr(replay_buffer, name)
     if replay_buffer.optimize_memory_usage:
         row, observations = replay_buffer.pos % replay_buffer.buffer_size, cast(Any, replay_buffer.observations)
         is_dict = isinstance(observations, dict)
@@ -165,12 +172,24 @@ def restore_position(replay_buffer: ReplayBuffer, description: Mapping[str, Any]
         last, observations = description[_LAST_OBSERVATIONS], cast(Any, replay_buffer.observations)
         for key, array in observations.items() if isinstance(observations, dict) else ((..., observations),):
             array[replay_buffer.pos] = last[key]
+    priorities = getattr(replay_buffer, _PRIORITIES, None)
+    if priorities is not None:
+        highest = description.get(_MAX_PRIORITY)
+        # Also False for NaN
+        if not (
+            type(highest) is float
+            and 1 <= highest < math.inf
+            and (priorities >= 0).all()
+            and priorities.max() <= highest
+        ):
+            raise FileRefused(f"{name} has bad {_PRIORITIES}")
+        cast(Any, replay_buffer).max_priority = highest
     if isinstance(replay_buffer, HerReplayBuffer):
         starts = description.get(_EPISODE_STARTS)
         if not isinstance(starts, np.ndarray) or starts.shape != (replay_buffer.n_envs,) or starts.dtype != np.int64:
             raise FileRefused(f"{name} has a bad {_EPISODE_STARTS}")
         replay_buffer._current_ep_start = starts
-        for key in (*_LATE_ARRAYS, _EPISODE_STARTS):
+        for key in (*_EPISODES, _EPISODE_STARTS):
             values = getattr(replay_buffer, key)
             if (values < 0).any() or (values > replay_buffer.buffer_size).any():
                 raise FileRefused(f"{name} has a bad {key}: an episode lies outside of the buffer")
@@ -270,6 +289,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "n_steps": lambda value: type(value) is int and 1 <= value <= 10**6,
     "n_sampled_goal": lambda value: type(value) is int and 0 <= value <= 10**6,
     "gamma": lambda value: isinstance(value, int | float | np.floating) and bool(0 <= value <= 1),
+    "prioritized_replay_alpha": lambda value: type(value) is float and 0 <= value <= 1,
     "dtype": lambda value: value in (np.float32, np.float64),
 }
 
@@ -299,12 +319,12 @@ def _check_is_for(model: OffPolicyAlgorithm, replay_buffer: Any, name: str) -> N
     """
     names = ["n_envs", "observation_space", "action_space"]
     if model.replay_buffer_class is None:
-        names.append("n_steps")
+        names += ["n_steps", "prioritized_replay_alpha"]
         if model.n_steps > 1:
             names.append("gamma")
     for key in names:
-        # Only buffers with n-step returns know their number of steps
-        loaded, expected = getattr(replay_buffer, key, 1), getattr(model, key)
+        # SB3's replay buffers know less
+        loaded, expected = getattr(replay_buffer, key, _DEFAULTS.get(key)), getattr(model, key)
         if loaded != expected:
             raise ValueError(f"The replay buffer in {name} has {key}={loaded}, expected {expected}")
 

@@ -109,18 +109,25 @@ class UpdateGraphs:
         :return: means over the updates, by the names in ``METRICS``
         """
         self._prepare()
-        draws = np.stack([self._replay_buffer.draw(len(self._indices)) for _ in with_actor])
-        all_indices = _pinned(th.from_numpy(draws), self._device).to(self._device, non_blocking=True)
         self._sums.zero_()
-        for indices, is_due in zip(all_indices, with_actor, strict=True):
-            self._indices.copy_(indices)
-            self._replays[is_due]()
+        if self._update.set_priorities is not None:
+            for is_due in with_actor:
+                self._replays[is_due]()
+        else:
+            draws = np.stack([self._replay_buffer.draw(len(self._indices)) for _ in with_actor])
+            all_indices = _pinned(th.from_numpy(draws), self._device).to(self._device, non_blocking=True)
+            for indices, is_due in zip(all_indices, with_actor, strict=True):
+                self._indices.copy_(indices)
+                self._replays[is_due]()
         counts = (len(with_actor), len(with_actor), sum(with_actor))
         totals = self._sums.clone().unbind()
         return {name: total / n for name, total, n in zip(METRICS, totals, counts, strict=True) if n > 0}
 
     def _update_once(self, with_actor: bool) -> None:
         """Do one update with the transitions at ``_indices``."""
+        # By priority they are drawn in the graph, because each update changes priorities
+        if self._update.set_priorities is not None:
+            self._indices.copy_(self._replay_buffer.draw_by_priority(len(self._indices)))
         batch = self._replay_buffer.gather(self._blocks, self._indices, self._normalizer)
         for idx, metric in enumerate(self._update(batch, with_actor)):
             self._sums[idx].add_(metric)
@@ -152,7 +159,7 @@ class UpdateGraphs:
         for optimizer in self._update.optimizers:
             assert not isinstance(optimizer, th.optim.Optimizer)
             tensors += optimizer.state
-        return [*tensors, self._sums]
+        return [*tensors, *self._replay_buffer.priority_state, self._sums]
 
     def _copy_state(self) -> tuple[dict[int, th.Tensor], list[th.Tensor]]:
         """Return copies of everything that an update changes, and the states of the random generators."""

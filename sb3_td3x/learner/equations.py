@@ -62,6 +62,29 @@ def critic_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
     return (q - target) * (2 / len(target))
 
 
+def huber_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """
+    Compute the critics' loss for prioritized transitions, L = Σ_i mean(h(Q_i(s, a) - y)), where h(δ) = δ² / 2 for
+    |δ| <= 1, else |δ| - 1/2 (LAP, Fujimoto et al. 2020).
+
+    :param q: values of the critics, (n, b, 1)
+    :param target: y, (b, 1)
+    :return: L, a scalar
+    """
+    return th.nn.functional.huber_loss(q, target.expand_as(q), reduction="none").mean(dim=(1, 2)).sum()
+
+
+def huber_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """
+    Compute the gradient of ``huber_loss``: ∂L/∂Q_i = clip(Q_i - y, -1, 1) / b.
+
+    :param q: values of the critics, (n, b, 1)
+    :param target: y, (b, 1)
+    :return: the gradient, (n, b, 1)
+    """
+    return (q - target).clamp(-1, 1) / len(target)
+
+
 def actor_loss(q1: th.Tensor) -> th.Tensor:
     """
     Compute the loss of the deterministic policy gradient, L = -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).

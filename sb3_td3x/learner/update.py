@@ -15,6 +15,8 @@ from sb3_td3x.learner.equations import (
     actor_loss_grad,
     critic_loss,
     critic_loss_grad,
+    huber_loss,
+    huber_loss_grad,
     smooth_target_actions,
     soft_update,
     td_target,
@@ -44,6 +46,8 @@ class Update:
     """
 
     hyperparameters: Hyperparameters
+    # Takes the TD errors of each batch, (b,), if its transitions were drawn by priority; then the loss is Huber's
+    set_priorities: Callable[[th.Tensor], None] | None = None
 
     def __init__(self, policy: TD3Policy, precision: str):
         self.networks = make_networks(policy, precision)
@@ -101,10 +105,15 @@ class Update:
         discounts = gamma if batch.discounts is None else batch.discounts
         target = td_target(batch.rewards, batch.dones, discounts, next_q, clipped_double_q)
 
-        q = self.networks.q_values(batch.observations, batch.actions)
-        self.networks.backward_critics(q, critic_loss_grad(q.detach(), target))
+        output = self.networks.q_values(batch.observations, batch.actions)
+        q = output.detach()
+        loss, loss_grad = critic_loss, critic_loss_grad
+        if self.set_priorities is not None:
+            loss, loss_grad = huber_loss, huber_loss_grad
+            self.set_priorities((q - target).abs().amax(dim=(0, 2)))
+        self.networks.backward_critics(output, loss_grad(q, target))
         self.networks.critic_optimizer.step()
-        return critic_loss(q.detach(), target), q.detach().mean()
+        return loss(q, target), q.mean()
 
     def _update_actor(self, observations: th.Tensor) -> th.Tensor:
         """Update the actor; return its loss."""

@@ -64,6 +64,11 @@ EXACT: dict[str, tuple[Callable[[], VecEnv], MakeEnv, Callable[[], dict[str, Any
         pendulum,
         lambda: {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
     ),
+    "prioritized": (
+        lambda: VecNormalize(DummyVecEnv([pendulum] * 2)),
+        pendulum,
+        lambda: {"prioritized_replay_alpha": 0.6, "gamma": 0.9},
+    ),
     "dictionaries": (
         lambda: VecNormalize(DummyVecEnv([dict_pendulum] * 2)),
         dict_pendulum,

@@ -17,6 +17,13 @@ from replay_buffers import agent_with, saved
 from stable_baselines3.common.buffers import ReplayBuffer
 
 
+def _with_priorities(good: bytes, number: float) -> bytes:
+    """Return a replay buffer of 20 rows with another priority in all of them."""
+    file = io.BytesIO()
+    np.save(file, np.full((10, 2), number, np.float32))
+    return hostile.sealed_zip({**hostile.members_of(good), "priorities.npy": file.getvalue()})
+
+
 def hostile_files(path: str) -> Iterator[tuple[str, bytes]]:
     good = saved(agent_with("packed"))
     members = hostile.members_of(good)
@@ -45,6 +52,9 @@ def hostile_files(path: str) -> Iterator[tuple[str, bytes]]:
         "header that calls": members["rewards.npy"].replace(b"'descr': '<f4'", b"'descr': exit()"),
     }.items():
         yield name, hostile.sealed_zip({**members, "rewards.npy": content})
+    prioritized = saved(agent_with("packed, prioritized"))
+    for name, number in {"NaN": np.nan, "negative": -1.0, "infinite": np.inf, "higher than the highest": 1e30}.items():
+        yield f"{name} priority", _with_priorities(prioritized, number)
     yield "missing array", hostile.sealed_zip({name: it for name, it in members.items() if name != "dones.npy"})
     for name, changed in {
         "huge and full": {"buffer_size": 2**50, "full": True},

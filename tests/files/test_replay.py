@@ -16,12 +16,13 @@ from replay_buffers import BUFFERS, HER, OPTIMIZED, agent_with, assert_same_stat
 from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.utils import set_random_seed
 
 from sb3_td3x import TD3X
 
 
 def samples(replay_buffer: Any) -> Any:
-    np.random.seed(0)  # noqa: NPY002 - what SB3's buffers draw from
+    set_random_seed(0)
     return [np.asarray(it) for it in replay_buffer.sample(20) if it is not None and not isinstance(it, dict)]
 
 

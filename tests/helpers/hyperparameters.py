@@ -39,6 +39,7 @@ HYPERPARAMETERS = (
     "policy_class",
     "policy_delay",
     "policy_kwargs",
+    "prioritized_replay_alpha",
     "qf_lr_schedule",
     "replay_buffer_class",
     "replay_buffer_kwargs",

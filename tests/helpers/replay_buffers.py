@@ -30,7 +30,6 @@ NO_TIMEOUTS = {"handle_timeout_termination": False}
 OPTIMIZED: dict[str, Any] = {"optimize_memory_usage": True, "replay_buffer_kwargs": NO_TIMEOUTS}
 SMALL_CNN = {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}}
 # Class, policy, env, arguments
-# Class, policy, env, arguments
 BUFFERS: dict[str, tuple[type[ReplayBuffer], str, Callable[[], Any], dict[str, Any]]] = {
     "packed": (PackedReplayBuffer, "MlpPolicy", CountingEnv, {}),
     "packed, 3 envs": (PackedReplayBuffer, "MlpPolicy", lambda: counting_vec_env(3), {}),
@@ -41,6 +40,18 @@ BUFFERS: dict[str, tuple[type[ReplayBuffer], str, Callable[[], Any], dict[str, A
     "packed, n-step": (PackedReplayBuffer, "MlpPolicy", lambda: counting_vec_env(2), {"n_steps": 3}),
     "packed, optimized": (PackedReplayBuffer, "MlpPolicy", CountingEnv, OPTIMIZED),
     "packed, optimized, full": (PackedReplayBuffer, "MlpPolicy", CountingEnv, {**OPTIMIZED, "buffer_size": 20}),
+    "packed, prioritized": (
+        PackedReplayBuffer,
+        "MlpPolicy",
+        lambda: counting_vec_env(2),
+        {"prioritized_replay_alpha": 0.5, "buffer_size": 20, "learning_starts": 10},
+    ),
+    "packed, prioritized, optimized": (
+        PackedReplayBuffer,
+        "MlpPolicy",
+        CountingEnv,
+        {**OPTIMIZED, "buffer_size": 20, "prioritized_replay_alpha": 0.5},
+    ),
     "packed, without time-outs": (PackedReplayBuffer, "MlpPolicy", CountingEnv, {"replay_buffer_kwargs": NO_TIMEOUTS}),
     "SB3's": (ReplayBuffer, "MlpPolicy", CountingEnv, {"replay_buffer_class": ReplayBuffer}),
     "SB3's, images": (

@@ -17,7 +17,15 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.utils import LinearSchedule, configure_logger
 
 from sb3_td3x import TD3X
-from sb3_td3x.learner.equations import actor_loss, critic_loss, smooth_target_actions, soft_update, td_target
+from sb3_td3x.learner.equations import (
+    actor_loss,
+    critic_loss,
+    huber_loss,
+    huber_loss_grad,
+    smooth_target_actions,
+    soft_update,
+    td_target,
+)
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 
@@ -295,11 +303,14 @@ def test_equations() -> None:
     assert td_target(rewards, dones, 0.5, next_q, False).tolist() == [[6.0], [2.0]]
     assert td_target(rewards, dones, th.tensor([[0.25], [1.0]]), next_q, True).tolist() == [[3.0], [2.0]]
     q = th.tensor([[[1.0], [3.0]], [[0.0], [2.0]]])
-    assert critic_loss(q, th.tensor([[1.0], [1.0]])).item() == (0 + 4) / 2 + (1 + 1) / 2
+    target = th.tensor([[1.0], [1.0]])
+    assert critic_loss(q, target).item() == (0 + 4) / 2 + (1 + 1) / 2
+    assert huber_loss(q, target).item() == (0 + 1.5) / 2 + (0.5 + 0.5) / 2
+    assert huber_loss_grad(q, target).flatten().tolist() == [0, 0.5, -0.5, 0.5]
     assert actor_loss(th.tensor([[1.0], [4.0]])).item() == -2.5
-    target = [th.tensor([0.0, 4.0])]
-    soft_update([th.tensor([1.0, 0.0])], target, 0.25)
-    assert target[0].tolist() == [0.25, 3.0]
+    target_params = [th.tensor([0.0, 4.0])]
+    soft_update([th.tensor([1.0, 0.0])], target_params, 0.25)
+    assert target_params[0].tolist() == [0.25, 3.0]
 
 
 # The whole algorithm in NumPy, with gradients by hand
@@ -399,6 +410,9 @@ class NumpyTD3:
         obs, actions, next_obs, dones, rewards = (tensor.numpy().astype(np.float64) for tensor in batch[:5])
         model = self.model
         self.delay_counter += 1
+        if model.prioritized_replay_alpha > 0:
+            # Random numbers of the draw by priority, for three levels of sums
+            th.rand(3, len(obs), dtype=th.float64)
         # Draw the same random numbers as PyTorch
         noise = th.empty(actions.shape).normal_(0, model.target_policy_noise).numpy()
         next_actions = self.actor_target.forward(next_obs)
@@ -409,7 +423,8 @@ class NumpyTD3:
         target = rewards + (1 - dones) * discounts * next_q
         for critic, optimizer in zip(self.critics, self.critic_optimizers, strict=True):
             error = critic.forward(np.hstack([obs, actions])) - target
-            optimizer.step(critic.params, critic.backward(2 * error / len(error))[0])
+            loss_grad = 2 * error if model.prioritized_replay_alpha == 0 else np.clip(error, -1, 1)
+            optimizer.step(critic.params, critic.backward(loss_grad / len(error))[0])
         if self.delay_counter == model.policy_delay - 1:
             pi = self.actor.forward(obs)
             self.critics[0].forward(np.hstack([obs, pi]))
@@ -451,6 +466,7 @@ NUMPY_CASES: dict[str, dict[str, Any]] = {
     "no delay, no target networks": {"policy_delay": 1, "tau": 1.0},
     "delay of 3, strong smoothing": {"policy_delay": 3, "target_policy_noise": 1.0, "target_noise_clip": 0.3},
     "n-step": {"n_steps": 3},
+    "prioritized": {"prioritized_replay_alpha": 0.7},
 }
 
 
