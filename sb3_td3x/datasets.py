@@ -70,8 +70,6 @@ def fill_replay_buffer(model: TD3X, episodes: Iterable[Episode]) -> int:
             f"buffer_size={model.buffer_size} is not enough for the {len(rewards)} steps of the episodes, expected at "
             f"least {share * model.n_envs}"
         )
-    if model._shaping is None or model._shaping_source is not model.reward_shaping:
-        model._setup_shaping()
     model._check_shaping()
     end_open_episodes(replay_buffer)
     first_rows = np.linspace(0, len(rewards) - share, model.n_envs).astype(int)

@@ -239,9 +239,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         # Whether the updates of this rollout were done during its last step
         self._is_updated = False
         self._overlapping_env: OverlappingVecEnv | None = None
-        self._shaping: RewardShaping | None = None
-        # Value of `reward_shaping` that `_shaping` was built from
-        self._shaping_source: Any = None
+        # The value of `reward_shaping`, and the hook that was built from it
+        self._built_shaping: tuple[Any, RewardShaping | None] | None = None
         # The checkpoint that it was resumed from, until the next `learn`
         self._resumed: Resumed | None = None
         # Value of `reward_shaping` that comes from a file, and must not import or call anything
@@ -249,7 +248,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
 
         if _init_setup_model:
             self._setup_model()
-            self._setup_shaping()
             self._replay_buffer = make_replay_buffer(self)
             self._check_shaping()
 
@@ -495,8 +493,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         """
         assert self.env is not None, "You must set the environment before calling learn()"
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
-        if self._shaping is None or self._shaping_source is not self.reward_shaping:
-            self._setup_shaping()
         self._check_shaping()
         if (reset_num_timesteps or self._last_obs is None) and is_known_buffer(self._replay_buffer):
             end_open_episodes(self.replay_buffer)
@@ -534,11 +530,11 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         if self.qf_learning_rate is not None:
             self.qf_lr_schedule = make_schedule("qf_learning_rate", self.qf_learning_rate)
 
-    def _setup_shaping(self) -> None:
-        """
-        Build the shaping hook. After loading this waits for the first ``learn``, so that an agent that only plays does
-        not need its hook's module.
-        """
+    @property
+    def _shaping(self) -> RewardShaping | None:
+        """The shaping hook, built at its first use: an agent that only plays does not need its hook's module."""
+        if self._built_shaping is not None and self._built_shaping[0] is self.reward_shaping:
+            return self._built_shaping[1]
         if self.reward_shaping is self._untrusted_reward_shaping:
             check_built_in(self.reward_shaping)
         shaping = make_reward_shaping(self.reward_shaping)
@@ -551,7 +547,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
             # SB3's zip files need strings as keys
             self.reward_shaping = shaping
-        self._shaping, self._shaping_source = shaping, self.reward_shaping
+        self._built_shaping = (self.reward_shaping, shaping)
+        return shaping
 
     def _check_shaping(self) -> None:
         """Check that the replay buffer can store what the shaping hook returns."""
@@ -664,7 +661,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         model._setup_model()
         set_states(path, model, states, device)
         if "reward_shaping" in kwargs:
-            model._setup_shaping()
             model._check_shaping()
         return model
 

@@ -51,7 +51,7 @@ UNSAVED = frozenset(
     {
         *("actor", "actor_target", "critic", "critic_target", "_update", "_graphs", "_losses", "_is_updated"),
         *("_overlapping_env", "_replay_buffer"),
-        *("lr_schedule", "qf_lr_schedule", "_shaping", "_shaping_source", "_untrusted_reward_shaping", "_resumed"),
+        *("lr_schedule", "qf_lr_schedule", "_built_shaping", "_untrusted_reward_shaping", "_resumed"),
         # SB3's TD3 saves these
         *("actor_batch_norm_stats", "actor_batch_norm_stats_target"),
         *("critic_batch_norm_stats", "critic_batch_norm_stats_target"),
