@@ -11,6 +11,7 @@ from stable_baselines3 import TD3, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.vec_env.patch_gym import _convert_space
 from stable_baselines3.td3 import policies as sb3_policies
 
@@ -130,13 +131,28 @@ def to_sb3(model: OffPolicyAlgorithm) -> TD3:
     return sb3_model
 
 
-def with_own_kernels(name: str, optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def to_own_parameters(model: OffPolicyAlgorithm, params: dict[str, Any]) -> dict[str, Any]:
     """
-    Return an optimizer's state dictionary with the kernel options of this machine's optimizer.
+    Return state dictionaries for an agent, those of the optimizers with the kernel options of this machine's.
+
+    :param params: state dictionaries by their names, as for ``set_parameters``, maybe from another machine
+    :raises ValueError: an optimizer's state belongs to other networks
+    """
+    params = dict(params)
+    for name in ("actor.optimizer", "critic.optimizer"):
+        # PyTorch has its own error for an incomplete state
+        if "param_groups" in params.get(name, ()):
+            state = _with_own_kernels(name, recursive_getattr(model, name), params[name])
+            # Optimizers that share their state would count each other's steps
+            params[name] = copy_state(state)
+    return params
+
+
+def _with_own_kernels(name: str, optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return an optimizer's state dictionary with the kernel options of another optimizer.
 
     :param name: name of the optimizer in errors
-    :param optimizer: the optimizer that the state is for
-    :param state: a state dictionary, maybe from another machine
     :raises ValueError: it belongs to other networks
     """
     for group, own in zip(state["param_groups"], optimizer.param_groups, strict=True):

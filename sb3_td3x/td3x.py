@@ -1,6 +1,5 @@
 """TD3X: Twin Delayed DDPG (Fujimoto et al. 2018) for users of Stable-Baselines3 and RL Zoo."""
 
-import inspect
 import math
 import pathlib
 import warnings
@@ -19,7 +18,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule
-from stable_baselines3.common.utils import get_system_info, update_learning_rate
+from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import sb3_compat
@@ -33,7 +32,15 @@ from sb3_td3x.buffers import (
 )
 from sb3_td3x.checkpoint.guard import guarded_training
 from sb3_td3x.checkpoint.resume import Resumed, resume
-from sb3_td3x.files.agent import UNSAVED, applying_states, read_agent, read_parameters, save_agent, set_states
+from sb3_td3x.files.agent import (
+    UNSAVED,
+    applying_states,
+    read_agent,
+    read_parameters,
+    save_agent,
+    set_states,
+    with_arguments,
+)
 from sb3_td3x.files.atomic import SavePath
 from sb3_td3x.files.replay import is_known_buffer, read_replay_buffer, write_replay_buffer
 from sb3_td3x.learner.cuda_graphs import GraphCache
@@ -57,13 +64,9 @@ from sb3_td3x.validation import (
     check_device,
     check_finite,
     check_integer,
-    check_known,
 )
 
 SelfTD3X = TypeVar("SelfTD3X", bound="TD3X")
-
-# Arguments of the constructor that `load` does not take
-_NOT_FOR_LOAD = {"self", "policy", "_init_setup_model"}
 
 
 class TD3X(KnownArguments, OffPolicyAlgorithm):
@@ -635,23 +638,9 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         :raises ValueError: the file is damaged, holds another algorithm's agent or needs to be trusted, an argument is
             unknown or not allowed, or the env's spaces are not those of the agent
         """
-        if print_system_info:
-            print("== CURRENT SYSTEM INFO ==")
-            get_system_info()
         model = cls(MlpPolicy, env=None, device=device, _init_setup_model=False)
         attributes, states = read_agent(path, model, custom_objects, kwargs, trusted, print_system_info)
-        attributes = sb3_compat.to_own_attributes(attributes)
-        check_known("load", kwargs, {*inspect.signature(cls.__init__).parameters, *attributes} - _NOT_FOR_LOAD)
-        if "stats_window_size" in kwargs:
-            kwargs["_stats_window_size"] = kwargs.pop("stats_window_size")
-        policy_kwargs = attributes["policy_kwargs"]
-        if kwargs.get("policy_kwargs", policy_kwargs) != policy_kwargs:
-            raise ValueError(
-                f"policy_kwargs={kwargs['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
-                f"{policy_kwargs!r}"
-            )
-        vars(model).update(attributes)
-        vars(model).update(kwargs)
+        vars(model).update(with_arguments(cls, sb3_compat.to_own_attributes(attributes), kwargs))
         if not (trusted or "reward_shaping" in {**(custom_objects or {}), **kwargs}):
             model._untrusted_reward_shaping = model.reward_shaping
         if env is not None:
@@ -720,12 +709,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             with applying_states(load_path_or_dict):
                 self.set_parameters(params, exact_match=exact_match, device=device)
             return
-        params = dict(load_path_or_dict)
-        for name, network in (("actor.optimizer", self.actor), ("critic.optimizer", self.critic)):
-            # PyTorch has its own error for an incomplete state
-            if "param_groups" in params.get(name, ()):
-                # A copy: optimizers that share their state would count each other's steps
-                params[name] = sb3_compat.copy_state(sb3_compat.with_own_kernels(name, network.optimizer, params[name]))
+        params = sb3_compat.to_own_parameters(self, load_path_or_dict)
         super().set_parameters(params, exact_match=exact_match, device=device)
 
     def _excluded_save_params(self) -> list[str]:

@@ -43,6 +43,7 @@ from sb3_td3x.files.pickles import allowed_in_pickles, from_pickle, names_in_pic
 from sb3_td3x.files.records import NotARecordError, from_record, is_registered_class, path_of, to_record
 from sb3_td3x.files.sealed_zip import CheckedZip, open_checked_zip, write_sealed_zip
 from sb3_td3x.files.tensors import StoredTensor, load_tensors, read_state
+from sb3_td3x.validation import check_known
 
 States = dict[str, Any]
 
@@ -274,6 +275,8 @@ def read_agent(
         raise ValueError(f"custom_objects={custom_objects!r} is not allowed, expected a dictionary or None")
     agent = open_agent(path, trusted)
     if print_system_info:
+        print("== CURRENT SYSTEM INFO ==")
+        get_system_info()
         print("== SAVED MODEL SYSTEM INFO ==")
         print(agent.texts.get("system_info.txt", "unknown"))
     unsaved = {*model._excluded_save_params()}
@@ -290,6 +293,26 @@ def read_agent(
         check_attributes(attributes, agent.name)
         _check_networks(attributes, agent.states, agent.name)
     return attributes, agent.states
+
+
+def with_arguments(
+    cls: type[OffPolicyAlgorithm], attributes: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """
+    Return an agent's attributes with the arguments of ``load`` in place of the saved ones.
+
+    :raises ValueError: an argument is unknown, or differs from the saved one but cannot be changed
+    """
+    known = {*inspect.signature(cls.__init__).parameters, *attributes} - {"self", "policy", "_init_setup_model"}
+    check_known("load", arguments, known)
+    policy_kwargs = attributes["policy_kwargs"]
+    if arguments.get("policy_kwargs", policy_kwargs) != policy_kwargs:
+        raise ValueError(
+            f"policy_kwargs={arguments['policy_kwargs']!r} is not allowed, expected those of the saved agent, "
+            f"{policy_kwargs!r}"
+        )
+    own_names = {"stats_window_size": "_stats_window_size"}
+    return {**attributes, **{own_names.get(name, name): value for name, value in arguments.items()}}
 
 
 @contextlib.contextmanager
