@@ -129,8 +129,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         is chosen. The newest policy acts in any case, but the updates draw from what was stored one step earlier.
         Saves time with a GPU and with ``SubprocVecEnv``. Not with ``train_freq`` in episodes.
     :param prioritized_replay_alpha: exponent α of prioritized sampling, in [0, 1]: a transition with TD error δ is
-        drawn with a probability proportional to max(|δ|, 1)^α, and the critics' loss is Huber's (LAP, Fujimoto et al.
-        2020, with α = 0.4). 0: uniform sampling and squared errors. Not with ``replay_buffer_class``.
+        drawn with a probability proportional to ``max(|δ|, 1)^α``, and the critics' loss is Huber's (LAP, Fujimoto et
+        al. 2020, with α = 0.4). 0: uniform sampling and squared errors. Not with ``replay_buffer_class``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
