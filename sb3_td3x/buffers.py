@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -310,17 +311,20 @@ class PackedReplayBuffer(NStepReplayBuffer):
             )
         if self._n_unprioritized > 0:
             n_new = min(self._n_unprioritized, self.buffer_size)
-            self._tree.add(self._rows_of(np.arange(self.pos - n_new, self.pos)))
+            for first, end in self._ranges((self.pos - n_new) % self.buffer_size, n_new):
+                self._tree.fill(first * self.n_envs, end * self.n_envs, self._tree.maximum)
             if self.optimize_memory_usage:
                 # Its observation is that after the newest transition
-                self._tree.remove(self._rows_of(np.array([self.pos])))
+                self._tree.fill(self.pos * self.n_envs, (self.pos + 1) * self.n_envs, 0)
             self._n_unprioritized = 0
         return self._tree
 
-    def _rows_of(self, steps: np.ndarray) -> th.Tensor:
-        """Return the rows of all envs at some steps, on the device."""
-        rows = (steps % self.buffer_size)[:, None] * self.n_envs + np.arange(self.n_envs)
-        return th.from_numpy(rows.ravel()).to(self.device)
+    def _ranges(self, first: int, n_steps: int) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the one or two parts of memory in which some steps lie."""
+        end = first + n_steps
+        yield first, min(end, self.buffer_size)
+        if end > self.buffer_size:
+            yield 0, end - self.buffer_size
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> ReplayBufferSamples:
         return self._get_rows(self.blocks_on_device(), th.from_numpy(self._with_random_envs(batch_inds)), env)
@@ -455,14 +459,12 @@ class PackedReplayBuffer(NStepReplayBuffer):
         # The last step before may have been marked as the end of its episode. With `optimize_memory_usage` the next
         # step has changed, too
         n_new = 1 + self._n_pending + int(self.optimize_memory_usage)
-        pieces = [(0, self.buffer_size)]
+        first, n_steps = 0, self.buffer_size
         if n_new < self.buffer_size:
-            first = (self.pos - self._n_pending - 1) % self.buffer_size
-            end = first + n_new
-            pieces = [(first, min(end, self.buffer_size)), (0, max(0, end - self.buffer_size))]
+            first, n_steps = (self.pos - self._n_pending - 1) % self.buffer_size, n_new
         if self._n_pending > 0:
             for name, block in self._device_blocks.items():
-                for start, end in pieces:
+                for start, end in self._ranges(first, n_steps):
                     rows = slice(start * self.n_envs, end * self.n_envs)
                     block[rows].copy_(self._host_blocks[name][rows], non_blocking=True)
         self._n_pending = 0

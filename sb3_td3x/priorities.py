@@ -27,9 +27,7 @@ class Priorities:
         # Priorities are in float32, so that their sums in float64 hardly depend on the order
         shapes = ((1, self._width), (self._width, self._width), (self._width**2, self._width))
         self._levels = [th.zeros(shape, dtype=th.float64, device=device) for shape in shapes]
-        self._levels[2].view(-1)[: values.size].copy_(th.from_numpy(values).flatten())
-        for level in (1, 0):
-            th.sum(self._levels[level + 1], dim=1, out=self._levels[level].view(-1))
+        self.fill(0, values.size, th.from_numpy(values).flatten())
 
     @property
     def state(self) -> list[th.Tensor]:
@@ -65,20 +63,19 @@ class Priorities:
         """
         priorities = td_errors.abs().clamp(min=1).pow(self.alpha)
         th.maximum(self.maximum, priorities.amax(), out=self.maximum)
-        self._set(rows, priorities)
-
-    def add(self, rows: th.Tensor) -> None:
-        """Give rows the highest priority so far."""
-        self._set(rows, self.maximum.expand(len(rows)))
-
-    def remove(self, rows: th.Tensor) -> None:
-        """Never draw some rows."""
-        self._set(rows, th.zeros(len(rows), device=rows.device))
-
-    def _set(self, rows: th.Tensor, priorities: th.Tensor) -> None:
-        """Write priorities and the sums above them."""
         self._levels[2].view(-1).index_put_((rows,), priorities.double())
         for level in (1, 0):
             rows = rows // self._width
             sums = self._levels[level + 1].index_select(0, rows).sum(dim=1)
             self._levels[level].view(-1).index_put_((rows,), sums)
+
+    def fill(self, start: int, end: int, priorities: th.Tensor | float) -> None:
+        """
+        Set the priorities of the rows from ``start`` up to ``end``.
+
+        :param priorities: one for all rows, or (end - start,)
+        """
+        self._levels[2].view(-1)[start:end] = priorities
+        for level in (1, 0):
+            start, end = start // self._width, (end - 1) // self._width + 1
+            th.sum(self._levels[level + 1][start:end], dim=1, out=self._levels[level].view(-1)[start:end])

@@ -57,9 +57,10 @@ def test_sums_are_the_same_after_changes_as_in_a_new_tree(n_rows: int, seed: int
     priorities = Priorities(np.zeros(n_rows, np.float32), 1.0, 0.4, CPU)
     for _ in range(5):
         rows = th.from_numpy(rng.integers(0, n_rows, 20))
-        priorities.add(rows[:3])
+        start = int(rows[0])
+        priorities.fill(start, int(rng.integers(start, n_rows)) + 1, priorities.maximum)
         priorities.update(rows, th.from_numpy(rng.normal(0, 30, 20).astype(np.float32)))
-        priorities.remove(rows[:1])
+        priorities.fill(start, start + 1, 0)
     new = Priorities(priorities.values().astype(np.float32), priorities.maximum.item(), 0.4, CPU)
     for mine, others in zip(priorities.state, new.state, strict=True):
         assert th.equal(mine, others)
