@@ -26,6 +26,7 @@ from sb3_td3x.learner.equations import (
     soft_update,
     td_target,
 )
+from sb3_td3x.priorities import N_LEVELS
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 
@@ -411,8 +412,8 @@ class NumpyTD3:
         model = self.model
         self.delay_counter += 1
         if model.prioritized_replay_alpha > 0:
-            # Random numbers of the draw by priority, for three levels of sums
-            th.rand(3, len(obs), dtype=th.float64)
+            # Random numbers of the draw by priority
+            th.rand(N_LEVELS, len(obs), dtype=th.float64)
         # Draw the same random numbers as PyTorch
         noise = th.empty(actions.shape).normal_(0, model.target_policy_noise).numpy()
         next_actions = self.actor_target.forward(next_obs)
