@@ -1,5 +1,6 @@
 """Values and gradients of any networks, by autograd."""
 
+import itertools
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ class PolicyParts:
         self._tables: list[dict[str, Any]] = [
             table for module in policy.modules() for table in (module._modules, module._parameters) if table
         ]
-        self._entries = [(table, name, part) for table in self._tables for name, part in table.items()]
+        self._parts = self._current_parts()
         self._module_hooks = [getattr(module, hooks) for module in policy.modules() for hooks in _MODULE_HOOKS]
         self._parameters = list(policy.parameters())
         self._learned = [*policy.actor.parameters(), *policy.critic.parameters()]
@@ -43,9 +44,12 @@ class PolicyParts:
 
     def are_current(self) -> bool:
         """Return whether the policy still consists of these parts."""
-        return sum(map(len, self._tables)) == len(self._entries) and all(
-            table.get(name) is part for table, name, part in self._entries
-        )
+        parts = self._current_parts()
+        return len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
+
+    def _current_parts(self) -> list[Any]:
+        # Without a loop in Python, since every step asks
+        return [*itertools.chain.from_iterable(map(dict.values, self._tables))]
 
     def addresses(self) -> tuple[Any, ...]:
         """Return the addresses of all numbers and gradients, and which parameters are learned."""

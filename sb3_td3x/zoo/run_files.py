@@ -12,7 +12,7 @@ import yaml
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.files.errors import FileRefused, refusing
-from sb3_td3x.files.limits import MAX_STATISTICS_BYTES, MAX_YAML_ALIASES, MAX_YAML_BYTES
+from sb3_td3x.files.limits import MAX_STATISTICS_BYTES, MAX_YAML_ALIASES, MAX_YAML_BRACKETS, MAX_YAML_BYTES
 from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
 from sb3_td3x.files.records import CLASSES, path_of
 
@@ -61,8 +61,12 @@ def read_zoo_yaml(path: Path, trusted: bool = False) -> dict[str, Any]:
 
 def _load_safely(path: Path) -> Any:
     content = _read(path, MAX_YAML_BYTES)
-    if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(content)) > MAX_YAML_ALIASES:
-        raise FileRefused(f"{path} has more than {MAX_YAML_ALIASES} aliases")
+    n_aliases = n_brackets = 0
+    for token in yaml.scan(content):
+        n_aliases += isinstance(token, yaml.AliasToken)
+        n_brackets += isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken)
+        if n_aliases > MAX_YAML_ALIASES or n_brackets > MAX_YAML_BRACKETS:
+            raise FileRefused(f"{path} has more than {MAX_YAML_ALIASES} aliases or {MAX_YAML_BRACKETS} brackets")
     return yaml.load(content, _ZooLoader)
 
 

@@ -130,7 +130,11 @@ WITHOUT_PICKLES: dict[str, Callable[[], TD3X]] = {
 
 @pytest.mark.lowest_sb3
 @pytest.mark.parametrize("case", WITHOUT_PICKLES)
-def test_agent_needs_no_pickle_and_comes_back_the_same(case: str) -> None:
+def test_agent_needs_no_pickle_and_comes_back_the_same(
+    case: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some write logs into the current directory
+    monkeypatch.chdir(tmp_path)
     model = WITHOUT_PICKLES[case]().learn(24)
     content = saved(model)
     assert not [name for name in hostile.members_of(content) if name.startswith("pickled")]
