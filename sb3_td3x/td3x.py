@@ -23,7 +23,6 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import sb3_compat
 from sb3_td3x.buffers import (
-    PackedReplayBuffer,
     can_be_sampled,
     check_replay_buffer_arguments,
     check_terminations_can_be_stored,
@@ -43,7 +42,7 @@ from sb3_td3x.files.agent import (
 )
 from sb3_td3x.files.atomic import SavePath
 from sb3_td3x.files.replay import is_known_buffer, read_replay_buffer, write_replay_buffer
-from sb3_td3x.learner.cuda_graphs import GraphCache
+from sb3_td3x.learner.learner import Learner
 from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
 from sb3_td3x.policies import (
@@ -235,10 +234,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
-        self._update: Update | None = None
-        self._graphs = GraphCache()
-        # Means over the last updates, not yet read from the device
-        self._losses: dict[str, th.Tensor] = {}
+        self._learner = Learner()
         # Whether the updates of this rollout were done during its last step
         self._is_updated = False
         self._overlapping_env: OverlappingVecEnv | None = None
@@ -273,18 +269,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         update.hyperparameters = Hyperparameters(
             self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, self.clipped_double_q
         )
-        replay_buffer, vec_normalize = self.replay_buffer, self._vec_normalize_env
-        update.set_priorities = None
-        if isinstance(replay_buffer, PackedReplayBuffer) and replay_buffer.prioritized_replay_alpha > 0:
-            update.set_priorities = replay_buffer.update_priorities
         with_actor = self._count_updates(gradient_steps)
-        graphs = self._graphs.updates(update, replay_buffer, batch_size, vec_normalize)
-        if graphs is not None and gradient_steps > 0:
-            losses = graphs.run(list(with_actor))
-        else:
-            losses = update.run(lambda: replay_buffer.sample(batch_size, env=vec_normalize), with_actor)
-        # Without a delayed update, the last actor loss stays
-        self._losses.update(losses)
+        self._learner.train(update, self.replay_buffer, batch_size, self._vec_normalize_env, with_actor)
 
         self._logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._rollout_timesteps > 0:
@@ -293,15 +279,9 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
     @property
     def logger(self) -> Logger:
         """The logger. The last updates' losses are recorded first: whoever asks may write the log."""
-        self._record_losses()
+        for name, value in self._learner.read_losses().items():
+            self._logger.record(f"train/{name}", value)
         return self._logger
-
-    def _record_losses(self) -> None:
-        """Read the losses of the last updates, which waits for a GPU, and record them."""
-        losses, self._losses = self._losses, {}
-        if losses:
-            for name, value in zip(losses, th.stack([*losses.values()]).tolist(), strict=True):
-                self._logger.record(f"train/{name}", value)
 
     def _count_updates(self, number: int) -> Iterator[bool]:
         """Count updates one by one; yield whether the delayed update of the actor and the targets is due."""
@@ -310,10 +290,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             yield self._n_updates % self.policy_delay == 0
 
     def _current_update(self) -> Update:
-        """Return the update of the policy as it is now: a user may have replaced it or parts of it."""
-        if self._update is None or not self._update.is_current(self.policy):
-            self._update = Update(self.policy, self.precision)
-        return self._update
+        """Return the update of the policy as it is now."""
+        return self._learner.current_update(self.policy, self.precision)
 
     def _update_learning_rates(self) -> None:
         """Set the optimizers' learning rates to the values of the schedules."""
@@ -333,9 +311,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         """
         Sample random actions during the warm-up, then the policy's actions plus the decaying exploration noise.
 
-        :param learning_starts: Number of env timesteps with random actions
-        :param action_noise: the exploration noise, before decay
-        :param n_envs: number of envs
         :return: actions for the envs, and the same actions scaled to [-1, 1] for the replay buffer,
             (n_envs, *action_shape)
         """
@@ -347,7 +322,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             assert self._last_obs is not None, "self._last_obs was not set"
             # As in SB3, a subclass's own `predict` acts in the rollout
             if getattr(self.predict, "__func__", None) is OffPolicyAlgorithm.predict:
-                scaled_actions = self._graphs.scaled_actions(self._current_update().networks, self._last_obs)
+                scaled_actions = self._learner.scaled_actions(self._current_update(), self._last_obs)
             else:
                 scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
             # The share of actions at the bounds, where tanh has hardly any gradient
@@ -377,11 +352,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         """
         Check, shape and store one transition of each env: unnormalized observations, scaled actions.
 
-        :param replay_buffer: Replay buffer object where to store the transition.
-        :param buffer_action: scaled actions
         :param new_obs: next observations; for a finished env the first of the next episode
-        :param reward: rewards
-        :param dones: whether the episode ended, by termination or time-out
         :param infos: the envs' infos, with the last observations of finished episodes
         """
         original_obs: Any = new_obs
@@ -572,8 +543,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
     # Saving and loading
 
     def __getstate__(self) -> dict[str, Any]:
-        # The update shares memory with the networks, and is made again
-        return {**vars(self), "_update": None, "_graphs": GraphCache(), "_overlapping_env": None}
+        return {**vars(self), "_overlapping_env": None}
 
     def save(self, path: SavePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
@@ -695,13 +665,10 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         device: th.device | str = "auto",
     ) -> None:
         """
-        Load parameters from a given zip-file or a nested dictionary containing parameters for
-        different modules (see ``get_parameters``).
+        Load parameters from a file of an agent, or from a dictionary as ``get_parameters`` returns it.
 
-        :param load_path_or_dict: Location of the saved data (path or file-like, see ``save``), or a nested
-            dictionary containing nn.Module parameters used by the policy, in SB3's layout
-        :param exact_match: If True, the given parameters should include parameters for each
-            module and each of their parameters, otherwise raises an Exception.
+        :param load_path_or_dict: path to the file (or a file-like), or the dictionary, in SB3's layout
+        :param exact_match: whether parameters may not be missing
         :param device: Device on which the code should run.
         """
         if not isinstance(load_path_or_dict, dict):

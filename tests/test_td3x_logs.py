@@ -98,7 +98,7 @@ class EagerTD3X(TD3X):
 
     def train(self, *args: Any, **kwargs: Any) -> None:
         super().train(*args, **kwargs)
-        self._record_losses()
+        assert self.logger
 
 
 def logged_rows(folder: pathlib.Path, cls: type[TD3X], callback: BaseCallback | None) -> list[dict[str, Any]]:

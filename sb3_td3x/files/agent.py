@@ -50,8 +50,8 @@ States = dict[str, Any]
 # Attributes that `save` leaves out and `load` ignores: they are rebuilt from the others
 UNSAVED = frozenset(
     {
-        *("actor", "actor_target", "critic", "critic_target", "_update", "_graphs", "_losses", "_is_updated"),
-        *("_overlapping_env", "_replay_buffer"),
+        *("actor", "actor_target", "critic", "critic_target", "_learner", "_is_updated", "_overlapping_env"),
+        "_replay_buffer",
         *("lr_schedule", "qf_lr_schedule", "_built_shaping", "_untrusted_reward_shaping", "_resumed"),
         # SB3's TD3 saves these
         *("actor_batch_norm_stats", "actor_batch_norm_stats_target"),

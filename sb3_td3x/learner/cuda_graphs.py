@@ -1,13 +1,11 @@
 """
 Updates and acting on a GPU as CUDA graphs, which launch all kernels at once, without Python in between.
 
-Updates are captured from ``Update``, and compared with it on real transitions before use. If the capture or the
-comparison fails, training continues without graphs, after one warning.
+Updates are captured from ``Update``, and compared with it on real transitions before use.
 """
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +35,9 @@ class UpdateGraphs:
     """
 
     def __init__(
-        self, update: Update, replay_buffer: PackedReplayBuffer, batch_size: int, vec_normalize: VecNormalize | None
+        self, update: Update, replay_buffer: ReplayBuffer, batch_size: int, vec_normalize: VecNormalize | None
     ):
+        assert isinstance(replay_buffer, PackedReplayBuffer)
         self._update = update
         self._replay_buffer = replay_buffer
         self._blocks = replay_buffer.blocks_on_device()
@@ -114,7 +113,8 @@ class UpdateGraphs:
             for is_due in with_actor:
                 self._replays[is_due]()
         else:
-            draws = np.stack([self._replay_buffer.draw(len(self._indices)) for _ in with_actor])
+            batch_size = len(self._indices)
+            draws = np.reshape([self._replay_buffer.draw(batch_size) for _ in with_actor], (-1, batch_size))
             all_indices = _pinned(th.from_numpy(draws), self._device).to(self._device, non_blocking=True)
             for indices, is_due in zip(all_indices, with_actor, strict=True):
                 self._indices.copy_(indices)
@@ -245,51 +245,6 @@ def capture(function: Callable[[], None]) -> Callable[[], None]:
         function()
     replay: Callable[[], None] = graph.replay
     return replay
-
-
-class GraphCache:
-    """The graphs of an agent, captured again when something changes that is part of them."""
-
-    def __init__(self) -> None:
-        self._updates: UpdateGraphs | None = None
-        self._acting: ActingGraph | None = None
-        self._failed = False
-
-    def updates(
-        self, update: Update, replay_buffer: ReplayBuffer, batch_size: int, vec_normalize: VecNormalize | None
-    ) -> UpdateGraphs | None:
-        """
-        Return the update as graphs; None where that is not possible, after one warning if the capture failed.
-
-        :param vec_normalize: the env's ``VecNormalize``, if it has one
-        """
-        if self._failed or not UpdateGraphs.is_possible(update, replay_buffer):
-            return None
-        if self._updates is None or not self._updates.is_current(update, replay_buffer, batch_size, vec_normalize):
-            assert isinstance(replay_buffer, PackedReplayBuffer)
-            try:
-                self._updates = UpdateGraphs(update, replay_buffer, batch_size, vec_normalize)
-            except RuntimeError as error:
-                self._failed = True
-                warnings.warn(
-                    f"The updates could not be captured as CUDA graphs, they continue without: {error}", stacklevel=3
-                )
-                return None
-        return self._updates
-
-    def scaled_actions(self, networks: Any, obs: Any) -> np.ndarray:
-        """
-        Return the policy's actions for the rollout, by a graph where that is possible.
-
-        :param obs: observations of the envs, (n_envs, ...), or a dictionary of such arrays
-        :return: actions scaled to [-1, 1], (n_envs, *action_shape)
-        """
-        if self._failed or not ActingGraph.is_possible(networks, obs):
-            actions: np.ndarray = networks.scaled_actions(obs)
-            return actions
-        if self._acting is None or not self._acting.is_current(networks, obs):
-            self._acting = ActingGraph(networks, obs)
-        return self._acting.scaled_actions(obs)
 
 
 def _pinned(tensor: th.Tensor, device: th.device) -> th.Tensor:

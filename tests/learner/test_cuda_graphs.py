@@ -215,11 +215,11 @@ def test_captured_acting_equals_predict(captured_acting: list[str]) -> None:
     assert captured_acting.count("_act") == 1
     obs = np.random.default_rng(0).normal(size=(3, 2))
     for _ in range(2):
-        actions = model._graphs.scaled_actions(model._current_update().networks, obs)
+        actions = model._learner.scaled_actions(model._current_update(), obs)
         np.testing.assert_allclose(actions, model.policy.scale_action(model.predict(obs)[0]), rtol=1e-5)
         assert captured_acting.count("_act") == 2
     model.actor.mu[0] = nn.Linear(2, 8)
-    actions = model._graphs.scaled_actions(model._current_update().networks, obs)
+    actions = model._learner.scaled_actions(model._current_update(), obs)
     np.testing.assert_allclose(actions, model.policy.scale_action(model.predict(obs)[0]), rtol=1e-5)
     assert captured_acting.count("_act") == 3
 
@@ -231,7 +231,7 @@ def test_graphs_on_a_gpu(case: str, precision: str, monkeypatch: pytest.MonkeyPa
     """The results are close to those without graphs."""
     kwargs: dict[str, Any] = {"learning_rate": "lin_1e-3", "precision": precision, "device": "cuda"}
     model = agent(case, **kwargs).learn(100)
-    assert model._graphs._updates is not None
+    assert model._learner.update_graphs is not None
     monkeypatch.setattr(UpdateGraphs, "is_possible", staticmethod(lambda update, replay_buffer: False))
     expected = agent(case, **kwargs).learn(100)
     tolerance = 1e-3 if precision == "float32" else 3e-2
@@ -248,13 +248,13 @@ def test_a_module_that_synchronizes_is_trained_without_graphs() -> None:
     policy_kwargs = {"net_arch": [8], "features_extractor_class": Synchronizing}
     with pytest.warns(UserWarning, match="could not be captured as CUDA graphs"):
         model = agent(policy_kwargs=policy_kwargs, device="cuda").learn(40)
-    assert model._graphs._updates is None
+    assert model._learner.update_graphs is None
 
 
 @needs_gpu
 def test_acting_on_a_gpu() -> None:
     model = agent(device="cuda").learn(40)
-    assert model._graphs._acting is not None
+    assert model._learner.acting_graph is not None
     obs = np.random.default_rng(0).normal(size=(1, 2))
-    actions = model._graphs.scaled_actions(model._current_update().networks, obs)
+    actions = model._learner.scaled_actions(model._current_update(), obs)
     np.testing.assert_allclose(actions, model.policy.scale_action(model.predict(obs)[0]), rtol=1e-4, atol=1e-5)
