@@ -52,11 +52,12 @@ enjoy: $(INSTALLED) ## watch the agent of ENV from rl-trained-agents
 
 test: lint docs $(LOWEST) sb3-tests ## check style, types and docs, run all tests, some on the lowest SB3, and SB3's own
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m gpu tests/learner
 	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -m lowest_sb3
 
 # Two of them differ on purpose: the folder of a TensorBoard log is TD3X_1, and Discrete actions raise a ValueError
 sb3-tests: $(SB3_TESTS)
-	cd $(SB3_TESTS) && PYTHONPATH=$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/python -m pytest -q -n 2 -p sb3_with_td3x \
+	cd $(SB3_TESTS) && CUDA_VISIBLE_DEVICES= PYTHONPATH=$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/python -m pytest -q -n 2 -p sb3_with_td3x \
 	-k "TD3X or td3" $(SB3_TEST_NAMES:%=tests/test_%.py) \
 	--deselect "tests/test_spaces.py::test_action_spaces[CartPole-v1-TD3X]" \
 	--deselect "tests/test_tensorboard.py::test_tensorboard[td3]"

@@ -11,6 +11,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import pytest
 import torch as th
 from hypothesis import settings
 
@@ -19,3 +20,9 @@ settings.load_profile("ci")
 
 # pytest-xdist runs tests in parallel
 th.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests, and the processes that they start, unless only the tests for GPUs run."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -46,7 +46,7 @@ def saved_timesteps(folder: Path) -> int:
 
 def resume_and_train(folder: Path, env: VecEnv, total: int, *callbacks: BaseCallback, **kwargs: Any) -> TD3X:
     """Resume a training with further checkpoints, until it has a total number of env timesteps."""
-    model = TD3X.resume(folder, env, device="cpu")
+    model = TD3X.resume(folder, env)
     checkpoint = ResumableCheckpoint(folder, verbose=0, **kwargs)
     return model.learn(total - model.num_timesteps, [checkpoint, *callbacks], reset_num_timesteps=False)
 

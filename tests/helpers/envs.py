@@ -28,7 +28,6 @@ def tiny(**kwargs: Any) -> dict[str, Any]:
         "buffer_size": 1000,
         "batch_size": 4,
         "learning_starts": 5,
-        "device": "cpu",
         "seed": 0,
         **kwargs,
     }
@@ -63,7 +62,7 @@ def saved_and_loaded(model: Any, **kwargs: Any) -> TD3X:
     :param kwargs: Arguments of ``load``
     :return: The loaded agent
     """
-    return TD3X.load(zip_of(model), **{"device": "cpu", "trusted": True, **kwargs})
+    return TD3X.load(zip_of(model), **{"trusted": True, **kwargs})
 
 
 class Episode(NamedTuple):

@@ -33,7 +33,6 @@ def make_manager(
         args=argparse.Namespace(algo="td3x", env=env_id, track=False),
         env_id=env_id,
         log_folder=str(folder / "logs"),
-        device="cpu",
     )
     manager: ExperimentManager = manager_class(**{**options, **kwargs})
     return manager

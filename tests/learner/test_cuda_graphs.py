@@ -224,6 +224,7 @@ def test_captured_acting_equals_predict(captured_acting: list[str]) -> None:
     assert captured_acting.count("_act") == 3
 
 
+@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
@@ -239,6 +240,7 @@ def test_graphs_on_a_gpu(case: str, precision: str, monkeypatch: pytest.MonkeyPa
         th.testing.assert_close(mine, others, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_a_module_that_synchronizes_is_trained_without_graphs() -> None:
     class Synchronizing(WithStatistics):
@@ -251,6 +253,7 @@ def test_a_module_that_synchronizes_is_trained_without_graphs() -> None:
     assert model._learner.update_graphs is None
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_acting_on_a_gpu() -> None:
     model = agent(device="cuda").learn(40)
