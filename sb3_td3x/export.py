@@ -84,7 +84,7 @@ class _EnvActor(th.nn.Module):
 
     def __init__(self, model: TD3X, vec_normalize: VecNormalize | None):
         super().__init__()
-        self.actor = deepcopy(model.actor).cpu()
+        self.actor: Any = deepcopy(model.policy.playing_actor).cpu()
         self.is_stochastic = is_stochastic(model.policy)
         self.normalizer = None
         if vec_normalize is not None:

@@ -1,5 +1,6 @@
 """Policies of TD3X: SB3's TD3 policies, with more options."""
 
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch as th
@@ -88,6 +89,7 @@ class TD3XPolicy(TD3Policy):
         if isinstance(activation_fn, str):
             raise ValueError(f"activation_fn={activation_fn!r} is not allowed, expected a class of PyTorch modules")
         self.stochastic_actor = check_bool("stochastic_actor", stochastic_actor)
+        self.checkpoint_actor: Actor | None = None
         super().__init__(
             observation_space,
             action_space,
@@ -133,8 +135,21 @@ class TD3XPolicy(TD3Policy):
         self.training = mode
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # `deterministic` matters for the stochastic actor only
-        return self.actor._predict(observation, deterministic)
+        # The training explores with the newest policy
+        actor = self.playing_actor if deterministic else self.actor
+        return actor._predict(observation, deterministic)
+
+    @property
+    def playing_actor(self) -> Actor:
+        """The actor of deterministic actions: the policy checkpoint if there is one"""
+        return self.actor if self.checkpoint_actor is None else self.checkpoint_actor
+
+    def keep_actor(self) -> None:
+        """Make the actor as it is now the policy checkpoint."""
+        if self.checkpoint_actor is None:
+            # The actor itself comes with its optimizer
+            self.checkpoint_actor = deepcopy(self.actor_target).eval()
+        self.checkpoint_actor.load_state_dict(self.actor.state_dict())
 
     def unscale_action(self, scaled_action: Any) -> Any:
         """

@@ -44,7 +44,11 @@ _OWN_ARGUMENTS = {
     "precision": "float32",
     "overlap_updates": False,
     "prioritized_replay_alpha": 0.0,
+    "policy_checkpoint_episodes": 0,
 }
+
+# Names of the policy checkpoint's parameters begin with it
+_CHECKPOINT = "checkpoint_actor."
 
 # Attributes of a training that SB3's TD3 also has, besides its arguments
 _SHARED_ATTRIBUTES = {
@@ -127,7 +131,11 @@ def to_sb3(model: OffPolicyAlgorithm) -> TD3:
     with th.random.fork_rng(devices=[]):
         sb3_model._setup_model()
     sb3_model.seed = model.seed
-    sb3_model.set_parameters(copy_state(model.get_parameters()), device=model.device)
+    params = copy_state(model.get_parameters())
+    # The policy checkpoint becomes the actor, so that both predict the same
+    for name in [name for name in params["policy"] if name.startswith(_CHECKPOINT)]:
+        params["policy"][f"actor.{name.removeprefix(_CHECKPOINT)}"] = params["policy"].pop(name)
+    sb3_model.set_parameters(params, device=model.device)
     return sb3_model
 
 
@@ -139,6 +147,8 @@ def to_own_parameters(model: OffPolicyAlgorithm, params: dict[str, Any]) -> dict
     :raises ValueError: an optimizer's state belongs to other networks
     """
     params = dict(params)
+    if "policy" in params:
+        params["policy"] = _with_own_checkpoint(model, params["policy"])
     for name in ("actor.optimizer", "critic.optimizer"):
         # PyTorch has its own error for an incomplete state
         if "param_groups" in params.get(name, ()):
@@ -146,6 +156,14 @@ def to_own_parameters(model: OffPolicyAlgorithm, params: dict[str, Any]) -> dict
             # Optimizers that share their state would count each other's steps
             params[name] = copy_state(state)
     return params
+
+
+def _with_own_checkpoint(model: OffPolicyAlgorithm, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a policy's state dictionary with a policy checkpoint if the agent has one, at first the actor itself."""
+    if getattr(model.policy, "checkpoint_actor", None) is None:
+        return {name: value for name, value in state.items() if not name.startswith(_CHECKPOINT)}
+    actor = {name.removeprefix("actor."): value for name, value in state.items() if name.startswith("actor.")}
+    return {**{f"{_CHECKPOINT}{name}": value for name, value in actor.items()}, **state}
 
 
 def _with_own_kernels(name: str, optimizer: th.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

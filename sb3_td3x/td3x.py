@@ -22,6 +22,7 @@ from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x import sb3_compat
+from sb3_td3x.assessment import Assessment
 from sb3_td3x.buffers import (
     can_be_sampled,
     check_replay_buffer_arguments,
@@ -130,6 +131,11 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
     :param prioritized_replay_alpha: exponent α of prioritized sampling, in [0, 1]: a transition with TD error δ is
         drawn with a probability proportional to ``max(|δ|, 1)^α``, and the critics' loss is Huber's (LAP, Fujimoto et
         al. 2020, with α = 0.4). 0: uniform sampling and squared errors. Not with ``replay_buffer_class``.
+    :param policy_checkpoint_episodes: policy checkpoints (TD7, Fujimoto et al. 2023, with 20): play the policy with the
+        highest so far of the lowest returns in this many whole training episodes, in one episode during the first
+        three quarters of a training. Updates wait until it is decided. ``predict``, evaluations and ``to_sb3`` use the
+        checkpoint, which ``save`` includes; the training continues with the newest policy. 0: the newest policy plays.
+        Not with ``overlap_updates``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -181,6 +187,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         precision: str = "float32",
         overlap_updates: bool = False,
         prioritized_replay_alpha: float = 0.0,
+        policy_checkpoint_episodes: int = 0,
         _init_setup_model: bool = True,
     ):
         if not isinstance(policy, str | type):
@@ -230,11 +237,13 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         self.precision = precision
         self.overlap_updates = overlap_updates
         self.prioritized_replay_alpha = prioritized_replay_alpha
+        self.policy_checkpoint_episodes = policy_checkpoint_episodes
         # t of the noise decay; counts during the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
         self._rollout_timesteps = 0
         self._learner = Learner()
+        self._assessment = Assessment()
         # Whether the updates of this rollout were done during its last step
         self._is_updated = False
         self._overlapping_env: OverlappingVecEnv | None = None
@@ -262,6 +271,14 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         if self._is_updated:
             self._is_updated = False
             return
+        if self.policy_checkpoint_episodes > 0:
+            n_episodes = self.policy_checkpoint_episodes if self._current_progress_remaining <= 0.25 else 1
+            is_best, gradient_steps = self._assessment.decide(gradient_steps, n_episodes)
+            if is_best:
+                self.policy.keep_actor()
+                self._logger.record("train/checkpoint_return", self._assessment.best_return)
+            if gradient_steps == 0:
+                return
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         self._update_learning_rates()
@@ -321,7 +338,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         else:
             assert self._last_obs is not None, "self._last_obs was not set"
             # As in SB3, a subclass's own `predict` acts in the rollout
-            if getattr(self.predict, "__func__", None) is OffPolicyAlgorithm.predict:
+            if getattr(self.predict, "__func__", None) is TD3X.predict:
                 scaled_actions = self._learner.scaled_actions(self._current_update(), self._last_obs)
             else:
                 scaled_actions = self.policy.scale_action(self.predict(self._last_obs, deterministic=False)[0])
@@ -361,6 +378,12 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         else:
             original_obs = self._vec_normalize_env.get_original_obs()
             reward = self._vec_normalize_env.get_original_reward()
+        if self.policy_checkpoint_episodes > 0:
+            assert self._last_episode_starts is not None
+            # Not the warm-up's
+            if self.num_timesteps - self.n_envs >= self.learning_starts:
+                self._assessment.add(reward, self._last_episode_starts, dones)
+            self._last_episode_starts = dones
         actions = buffer_action if self._shaping is None else self.policy.unscale_action(buffer_action)
         step = EnvStep(self._last_original_obs, actions, reward, original_obs, dones, infos)
         step = complete_step(step, self._vec_normalize_env, self.num_timesteps)
@@ -401,6 +424,16 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
                 self._last_obs = None
         self._rollout_timesteps = rollout.episode_timesteps
         return rollout
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        # Only deterministic actions are those of the policy checkpoint
+        return super().predict(observation, state, episode_start, deterministic or not is_stochastic(self.policy))
 
     def _update_during_step(self) -> None:
         """Do the updates of a rollout during its last env step, unless nothing can be sampled yet."""
@@ -491,6 +524,13 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
         self._create_aliases()
+        if self.policy_checkpoint_episodes > 0:
+            if not isinstance(self.policy, TD3XPolicy):
+                raise ValueError(
+                    f"policy_checkpoint_episodes={self.policy_checkpoint_episodes} is not allowed with "
+                    f"policy={self.policy_class.__name__}, expected a TD3XPolicy"
+                )
+            self.policy.keep_actor()
         if is_stochastic(self.policy) and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
 

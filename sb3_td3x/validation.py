@@ -30,6 +30,7 @@ _INTEGERS = {
     "gradient_steps": -1,
     "n_steps": 1,
     "policy_delay": 1,
+    "policy_checkpoint_episodes": 0,
     "_stats_window_size": 1,
 }
 # Arguments of an agent that are numbers, with their bounds
@@ -227,6 +228,11 @@ def check_arguments(model: Any) -> None:
         raise ValueError(
             f"overlap_updates=True is not allowed with train_freq={model.train_freq!r}, expected a number of steps: "
             "the last step of an episode is not known before it is taken"
+        )
+    if model.overlap_updates and model.policy_checkpoint_episodes > 0:
+        raise ValueError(
+            f"overlap_updates=True is not allowed with policy_checkpoint_episodes={model.policy_checkpoint_episodes}, "
+            "expected False: the updates wait for the end of an episode"
         )
     if model.action_noise is not None:
         _check_action_noise(model.action_noise, model.action_space)

@@ -31,6 +31,7 @@ NO_INTEGERS = [*NO_NUMBERS, 1.5, np.float64(2.5)]
 BAD_RATES = [-1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "lin-1e-3", "lin_1.2.3", "lin_."]
 BAD_VALUES: dict[str, list[Any]] = {
     "policy_delay": [*NO_INTEGERS, 0, -1],
+    "policy_checkpoint_episodes": [*NO_INTEGERS, -1],
     "tau": [*NO_NUMBERS, -0.1, 1.0001, 2],
     "gamma": [*NO_NUMBERS, -0.01, 1.0001, 99],
     "target_policy_noise": [*NO_NUMBERS, -0.2],

@@ -495,6 +495,8 @@ def _check_networks(attributes: Mapping[str, Any], states: States, file: str) ->
             policy = meta_class(
                 deepcopy(attributes["observation_space"]), attributes["action_space"], lambda _: 0.0, **kwargs
             )
+            if any(str(name).startswith("checkpoint_actor.") for name in states["policy"]):
+                policy.keep_actor()
         optimizer_class([th.nn.Parameter(th.zeros(1))], **{"lr": 0.0, **(policy_kwargs.get("optimizer_kwargs") or {})})
     except Exception as error:  # wrong arguments of wrong types cause any exception
         raise FileRefused(f"{file} describes a policy that cannot be made: {reason_of(error)}") from None

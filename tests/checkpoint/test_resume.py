@@ -69,6 +69,11 @@ EXACT: dict[str, tuple[Callable[[], VecEnv], MakeEnv, Callable[[], dict[str, Any
         pendulum,
         lambda: {"prioritized_replay_alpha": 0.6, "gamma": 0.9},
     ),
+    "policy checkpoints": (
+        lambda: DummyVecEnv([pendulum] * 2),
+        pendulum,
+        lambda: {"policy_checkpoint_episodes": 1, "gradient_steps": -1},
+    ),
     "dictionaries": (
         lambda: VecNormalize(DummyVecEnv([dict_pendulum] * 2)),
         dict_pendulum,

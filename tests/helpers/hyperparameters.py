@@ -37,6 +37,7 @@ HYPERPARAMETERS = (
     "n_steps",
     "optimize_memory_usage",
     "policy_class",
+    "policy_checkpoint_episodes",
     "policy_delay",
     "policy_kwargs",
     "prioritized_replay_alpha",

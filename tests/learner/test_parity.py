@@ -24,7 +24,7 @@ SMALL = {"net_arch": [32, 24]}
 
 # With images, rounding errors grow, because Adam makes steps of full size from gradients near zero. SB3's TD3 with
 # weights changed by a factor of 1 + 1e-7 diverges as fast. Small, damped steps prevent this
-DAMPED = {"optimizer_kwargs": {"eps": 1e-3}}
+DAMPED = {"optimizer_kwargs": {"eps": 1e-2}}
 SMALL_STEPS = {"learning_rate": 1e-4}
 
 
