@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch as th
 from cells import CELLS
-from worker import LEARNING_STARTS, fill, make_model
+from peers import LEARNING_STARTS, fill, make_model
 
 from sb3_td3x.studies.options import at_least
 from sb3_td3x.validation import PRECISIONS
