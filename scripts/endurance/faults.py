@@ -161,7 +161,9 @@ def train(fault: Fault, at: int, folder: Path) -> None:
     )
     ending = "no error"
     try:
-        model.learn(STEPS, [FaultyCallback(fault, at), ResumableCheckpoint(folder / "checkpoints", SAVE_FREQ, verbose=0)])
+        model.learn(
+            STEPS, [FaultyCallback(fault, at), ResumableCheckpoint(folder / "checkpoints", SAVE_FREQ, verbose=0)]
+        )
     except BaseException as error:
         ending = "".join(traceback.format_exception_only(error)).strip().removeprefix("__main__.")
     (folder / "ending").write_text(ending)
