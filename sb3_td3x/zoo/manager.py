@@ -8,7 +8,6 @@ manager, and the method's arguments.
 import contextlib
 import copy
 import inspect
-import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,17 +64,18 @@ def read_hyperparameters(zoo_method: Callable[..., Hyperparams], manager: "Exper
         ) from None
     # The zoo's own method treats trial 0 as no trial
     manager.trial_id = None
+    her_options = tried.pop("replay_buffer_kwargs", {})
     given = manager.custom_hyperparams or {}
-    if "replay_buffer_kwargs" in tried:
+    manager.custom_hyperparams = {**tried, **given}
+    hyperparams, saved_hyperparams = zoo_method(manager)
+    if her_options and "replay_buffer_kwargs" not in given:
         # Only some options of HER are sampled; the others are those of the YAML file
-        manager.custom_hyperparams = None
-        with contextlib.redirect_stdout(io.StringIO()):
-            default = zoo_method(manager)[0].get("replay_buffer_kwargs", {})
+        default = hyperparams.get("replay_buffer_kwargs", {})
         if isinstance(default, str):
             default = eval(default, vars(sys.modules["rl_zoo3.exp_manager"]))
-        tried["replay_buffer_kwargs"] = {**default, **tried["replay_buffer_kwargs"]}
-    manager.custom_hyperparams = {**tried, **given}
-    return zoo_method(manager)
+        for each in (hyperparams, saved_hyperparams):
+            each["replay_buffer_kwargs"] = {**default, **her_options}
+    return hyperparams, saved_hyperparams
 
 
 def hyperparameters_optimization(zoo_method: ZooMethod, manager: "ExperimentManager") -> None:

@@ -79,12 +79,9 @@ def _with_quoting_hint(store: Callable[..., None]) -> Callable[..., None]:
         except (NameError, SyntaxError) as error:
             if getattr(namespace, "algo", None) != ALGO:
                 raise
-            reason = str(error.text if isinstance(error, SyntaxError) else error.name)
-            culprit = next((value for value in values if reason in value), values[0])
-            key, _, text = culprit.partition(":")
             parser.error(
-                f"{option} {culprit} cannot be evaluated ({error}). Values are Python expressions, and text needs "
-                f"quotes that the shell keeps: {option} \"{key}:'{text}'\""
+                f"{option} {' '.join(values)} cannot be evaluated ({error}). Values are Python expressions, and text "
+                f"needs quotes that the shell keeps: {option} \"name:'text'\""
             )
 
     return store_with_hint
