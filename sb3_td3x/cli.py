@@ -1,7 +1,6 @@
 """The command line: ``python -m sb3_td3x``, or the console command ``td3x``."""
 
 import argparse
-import difflib
 import importlib
 import os
 import runpy
@@ -14,6 +13,7 @@ import _sb3_td3x_autoload as autoload
 import sb3_td3x
 
 STARTUP_FILES = ("sb3_td3x.pth", "sb3_td3x.start")
+ZOO_COMMANDS = "train, enjoy, record_video or plots.all_plots"
 # Commands with a parser of their own: the module whose `main` runs them, and their help
 DELEGATED = {
     "study": ("sb3_td3x.studies.command", "train many runs, compare them and write a report"),
@@ -90,7 +90,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="run a command of the zoo with td3x registered, also where start-up files are disabled",
         description="`zoo train ...` is `python -m rl_zoo3.train ...`, with td3x registered in any case.",
     )
-    zoo.add_argument("name", help="a command of the zoo, such as train, enjoy, record_video or plots.all_plots")
+    zoo.add_argument("name", help=f"a command of the zoo, such as {ZOO_COMMANDS}")
     zoo.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     zoo.set_defaults(run=_run_zoo)
 
@@ -168,29 +168,16 @@ def _run_zoo(args: argparse.Namespace) -> int:
     autoload.install(force=True)
     # For the commands that the zoo's record_training starts
     os.environ.pop(autoload.ENVIRONMENT_VARIABLE, None)
-    names = zoo_commands()
-    if args.name not in names:
-        closest = difflib.get_close_matches(args.name, names, n=1)
-        hint = f"did you mean {closest[0]}?" if closest else f"it has {', '.join(names)}."
-        print(f"rl_zoo3 has no command {args.name!r}: {hint}", file=sys.stderr)
+    try:
+        is_known = find_spec(f"rl_zoo3.{args.name}") is not None
+    except ModuleNotFoundError:
+        is_known = False
+    if not is_known:
+        print(f"rl_zoo3 has no command {args.name!r}, expected one such as {ZOO_COMMANDS}", file=sys.stderr)
         return 2
     sys.argv[1:] = args.arguments
     runpy.run_module(f"rl_zoo3.{args.name}", run_name="__main__", alter_sys=True)
     return 0
-
-
-def zoo_commands() -> list[str]:
-    """
-    List the commands of the zoo.
-
-    :return: names of its modules that are meant to be run, such as ``train`` and ``plots.all_plots``
-    """
-    spec = find_spec("rl_zoo3")  # finds the package without importing it
-    assert spec is not None
-    assert spec.origin is not None
-    package = Path(spec.origin).parent
-    scripts = [path for path in package.rglob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
-    return sorted(".".join(path.relative_to(package).with_suffix("").parts) for path in scripts)
 
 
 def _fail(error: Exception, exit_code: int) -> int:
