@@ -23,11 +23,7 @@ DELEGATED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Run a command.
-
-    :param argv: arguments; by default those of the process
-    """
+    """Run a command, and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in DELEGATED:
         command = importlib.import_module(DELEGATED[argv[0]][0])

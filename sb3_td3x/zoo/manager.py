@@ -179,11 +179,7 @@ def _save_config(zoo_method: ZooMethod, manager: "ExperimentManager", saved_hype
 
 
 def inherited_hyperparams(model: TD3X, given: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return the hyperparameters that a run takes from the agent that it continues from.
-
-    :return: hyperparameters as in the zoo's YAML files: the policy, and what is not given and is not the default
-    """
+    """Return what a run takes from the agent that it continues: its policy, and what is neither given nor default."""
     aliases = {cls: name for name, cls in model.policy_aliases.items()}
     cls = model.policy_class
     inherited: dict[str, Any] = {"policy": aliases.get(cls, f"{cls.__module__}.{cls.__qualname__}")}

@@ -22,12 +22,7 @@ ALGO = "td3x"
 
 
 def hyperparams_path(name: str = ALGO) -> Path:
-    """
-    Find a YAML file of hyperparameters.
-
-    :param name: file name without its ending
-    :return: its path: in the package where it is installed, else (editable) at the root of the repository
-    """
+    """Find a YAML file of hyperparameters: in the package where it is installed, else at the repository's root."""
     package = Path(__file__).parents[1]
     folder = package / "hyperparams"
     if not folder.is_dir():
