@@ -37,9 +37,7 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n    {name} " in output
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("study", "studies.command"), ("export", "export"), ("agents", "agents.command")]
-)
+@pytest.mark.parametrize(("name", "module"), [("study", "studies.command"), ("agents", "agents.command")])
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["compare", "--env", "x", "--", "y"]], ids=str)
 def test_commands_with_a_parser_of_their_own(
     name: str, module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch

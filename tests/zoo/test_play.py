@@ -71,19 +71,23 @@ def test_errors_hold_nothing_that_a_terminal_obeys(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ([], "is not the folder of a run"),
-        (["-n", "-3"], "n_timesteps=-3 is not allowed"),
-        (["--seed", "-1"], "seed=-1 is not allowed"),
-        (["--gym-packages", "no_such_package"], "No module named 'no_such_package'"),
-    ],
+    [([], "is not the folder of a run"), (["--gym-packages", "no_such_package"], "No module named 'no_such_package'")],
 )
-def test_wrong_arguments_get_one_sentence(
+def test_what_cannot_be_played_gets_one_sentence(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["play", str(tmp_path), *options]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(("option", "value", "low"), [("-n", "-3", 1), ("--seed", "-1", 0)])
+def test_numbers_out_of_range(
+    option: str, value: str, low: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["play", str(tmp_path), f"{option}={value}"])
+    assert f"{value!r} is not allowed, expected a whole number of at least {low}" in capsys.readouterr().err
 
 
 class TestPlaying:
