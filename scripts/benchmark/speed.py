@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import peers
-from cells import CELLS, QUICK_CELLS, Cell
+from cells import CAR_RACING, CELLS, HALF_CHEETAH, QUICK_CELLS, Cell
 
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.options import at_least
@@ -33,6 +33,8 @@ from sb3_td3x.validation import PRECISIONS
 
 PACKAGES = ("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy")
 PEER_NAMES = {"td3x": "TD3X", "sb3": "SB3", "sbx": "SBX", "floor": "floor"}
+# Peers and envs that other packages bring
+NEEDED_MODULES = {"sbx": "sbx", CAR_RACING: "cv2", HALF_CHEETAH.env: "mujoco"}
 # Seconds of the slowest peer's segments
 SECONDS, QUICK_SECONDS = 10.0, 0.5
 # A higher load means that something else is running
@@ -216,15 +218,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.threads = pin(args.threads, args.device)
     args.seconds = args.seconds or (QUICK_SECONDS if args.quick else SECONDS)
-    if "sbx" in args.peers and find_spec("sbx") is None:
-        print("SBX is left out: sbx-rl is not installed", file=sys.stderr)
-        args.peers.remove("sbx")
+    missing = {name: module for name, module in NEEDED_MODULES.items() if find_spec(module) is None}
+    if missing:
+        print(f"Left out without their modules: {missing}", file=sys.stderr)
+    args.peers = [peer for peer in args.peers if peer not in missing]
     report: dict[str, Any] = {**describe_run(args), "cells": []}
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"cells-{args.device}-{args.precision}.json"
     cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells]
     for cell in cells:
-        if not {*args.peers} & {*cell.peers}:
+        if cell.env in missing or not {*args.peers} & {*cell.peers}:
             continue
         print(f"{cell.name} ...", file=sys.stderr, flush=True)
         report["cells"].append(measure_cell(cell, args))
