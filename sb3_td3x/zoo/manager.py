@@ -125,18 +125,9 @@ def create_callbacks(zoo_method: ZooMethod, manager: "ExperimentManager") -> Non
 class OptionalCheckpoint(ResumableCheckpoint):
     """A checkpoint callback that the user did not list. If it cannot save, it warns and turns itself off."""
 
-    _is_off = False
-
-    def on_learn_start(self) -> None:
-        """Take the folder, or turn off."""
-        self._is_off = False
-        with self._warning():
-            super().on_learn_start()
-
     def _on_training_start(self) -> None:
-        if not self._is_off:
-            with self._warning():
-                super()._on_training_start()
+        with self._warning():
+            super()._on_training_start()
 
     def _save(self) -> bool:
         with self._warning():
@@ -150,7 +141,6 @@ class OptionalCheckpoint(ResumableCheckpoint):
             yield
         except ValueError as error:
             warnings.warn(f"This run cannot be resumed: {error}", stacklevel=2)
-            self._is_off = True
             self.on_learn_end()
 
 
