@@ -141,19 +141,15 @@ def read_trial(storage: str, study_name: str, trial_id: int) -> tuple[int, dict[
 def _open_existing(storage: str) -> BaseStorage:
     """Open a storage without creating its file."""
     try:
-        path = storage if storage.endswith(".log") else _sqlite_path(storage)
-        if path is not None and not Path(path).is_file():
+        is_journal = storage.endswith(".log")
+        path = storage if is_journal else make_url(storage).database
+        is_file = is_journal or storage.startswith("sqlite")
+        if is_file and path is not None and not Path(path).is_file():
             raise ValueError(f"--storage {storage}: there is no such file")
-        return JournalStorage(JournalFileBackend(storage)) if path == storage else RDBStorage(storage)
+        return JournalStorage(JournalFileBackend(storage)) if is_journal else RDBStorage(storage)
     except (SQLAlchemyError, ImportError, StorageInternalError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--storage {storage} cannot be opened: {reason:.200}") from None
-
-
-def _sqlite_path(url: str) -> str | None:
-    """Return the path of the file of an SQLite database; None: it is another one."""
-    parsed = make_url(url)
-    return parsed.database if parsed.drivername.startswith("sqlite") else None
 
 
 def _listed(names: list[Any]) -> str:

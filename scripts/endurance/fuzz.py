@@ -59,12 +59,6 @@ SETTINGS = b"!!python/object/apply:collections.OrderedDict\n- - - env\n    - A-v
 # Changing files
 
 
-def members_of(content: bytes) -> dict[str, bytes]:
-    """Return the members of a zip file."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 def change_bytes(content: bytes, rng: random.Random) -> bytes:
     """Change a few bytes."""
     changed = bytearray(content)
@@ -110,7 +104,8 @@ def change_json(content: bytes, rng: random.Random) -> bytes:
 
 def change_zip(content: bytes, rng: random.Random) -> bytes:
     """Change a member of a zip file. If the file had a checksum, the result has the right one."""
-    members = members_of(content)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
     name = rng.choice(sorted(members))
     if members[name].startswith(b"{\n  ") and rng.random() < 0.9:
         members[name] = change_json(members[name], rng)
