@@ -58,24 +58,24 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def query(url: str, text: str) -> list[Any]:
+def query(server: sqlalchemy.Engine, text: str) -> list[Any]:
     """Query the server."""
-    with sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool).connect() as connection:
+    with server.connect() as connection:
         return list(connection.execute(sqlalchemy.text(text)))
 
 
-def check_connections(url: str, workers: int) -> None:
+def check_connections(server: sqlalchemy.Engine, workers: int) -> None:
     """Exit if the server does not accept so many connections."""
-    ((text,),) = query(url, "SHOW max_connections")
+    ((text,),) = query(server, "SHOW max_connections")
     # A worker holds one, and sometimes two
     needed = 2 * workers + SPARE_CONNECTIONS
     if needed > int(text):
         sys.exit(f"{workers} workers need max_connections={needed} or more in postgresql.conf, the server has {text}")
 
 
-def server_seconds(url: str) -> float:
+def server_seconds(server: sqlalchemy.Engine) -> float:
     """Return the processor time of the server's processes that still run."""
-    return sum(cpu_seconds(pid) for (pid,) in query(url, "SELECT pid FROM pg_stat_activity"))
+    return sum(cpu_seconds(pid) for (pid,) in query(server, "SELECT pid FROM pg_stat_activity"))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -183,9 +183,9 @@ def run_workers(n_workers: int, args: argparse.Namespace, study_name: str, barri
     results.put([worker.timings for worker in workers])
 
 
-def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
+def simulate(workers: int, args: argparse.Namespace, server: sqlalchemy.Engine) -> dict[str, Any]:
     """Simulate workers side by side."""
-    check_connections(args.storage, workers)
+    check_connections(server, workers)
     study_name = f"workers-{workers}-{time.time_ns()}"
     create_study(args.storage, study_name, args.evaluations)
     context = multiprocessing.get_context("spawn")
@@ -197,11 +197,11 @@ def simulate(workers: int, args: argparse.Namespace) -> dict[str, Any]:
         context.Process(target=run_workers, args=arguments, daemon=True).start()
     try:
         barrier.wait(TIMEOUT_SECONDS)
-        start, before = time.monotonic(), server_seconds(args.storage)
+        start, before = time.monotonic(), server_seconds(server)
         barrier.wait(args.seconds + TIMEOUT_SECONDS)
     except threading.BrokenBarrierError:
         sys.exit(f"A process of the {workers} workers has failed, see above")
-    seconds, after = time.monotonic() - start, server_seconds(args.storage)
+    seconds, after = time.monotonic() - start, server_seconds(server)
     timings: Timings = defaultdict(list)
     for _ in range(processes):
         for part in results.get():
@@ -240,10 +240,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.storage.startswith("postgresql"):
         sys.exit(f"--storage={args.storage} is not allowed, expected the URL of a PostgreSQL database")
     quiet()
-    ((version,),) = query(args.storage, "SHOW server_version")
+    # Its connection stays open, because its process on the server is counted, too
+    server = sqlalchemy.create_engine(args.storage, pool_size=1)
+    ((version,),) = query(server, "SHOW server_version")
     settings = {key: value for key, value in vars(args).items() if key not in ("storage", "json")}
     settings["heartbeat_seconds"] = heartbeat_seconds()
-    rows = [simulate(workers, args) for workers in sorted(args.workers)]
+    rows = [simulate(workers, args, server) for workers in sorted(args.workers)]
     if args.json:
         report = {"machine": machine(PACKAGES), "postgresql": version, "settings": settings, "simulations": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
