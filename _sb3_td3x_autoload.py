@@ -3,8 +3,8 @@ Register TD3X with RL Zoo in every Python process, without importing anything be
 
 RL Zoo has no entry point for plugins: its commands read a dictionary of algorithms as soon as they are imported.
 Therefore ``sb3_td3x.pth`` (from Python 3.15 on ``sb3_td3x.start``, see PEP 829) calls ``install()`` when Python starts.
-This puts a finder in front of the import system. When one of three modules of the zoo has been executed, the finder
-hands it to ``sb3_td3x.zoo.register``.
+This puts a finder in front of the import system. When one of three modules of the zoo has been executed, it is handed
+to ``sb3_td3x.zoo.register``.
 
 Because this module runs at every start of Python, it imports only what Python has loaded anyway. The environment
 variable ``SB3_TD3X_AUTOLOAD=0`` turns it off.
@@ -16,10 +16,8 @@ import sys
 TYPE_CHECKING = False  # importing `typing` would take too long here
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
 
 ENVIRONMENT_VARIABLE = "SB3_TD3X_AUTOLOAD"
 
@@ -32,51 +30,32 @@ HOOKS = {
 
 
 class ZooFinder:
-    """Finds the modules in ``HOOKS`` by the other finders, with a loader that registers TD3X."""
+    """Finds the modules in ``HOOKS`` by the other finders, and lets their loaders register TD3X."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         if fullname not in HOOKS:
             return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = HookedLoader(spec.loader)  # type: ignore[assignment]
-                return spec
-        return None
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
 
+        def exec_module(module: "ModuleType") -> None:
+            execute(module)
+            # That of a zip file loads other modules, too
+            if module.__name__ == fullname:
+                register(module)
 
-class HookedLoader:
-    """
-    Registers TD3X when the module has been executed, and then leaves the module with its own loader.
-
-    :param loader: the module's own loader
-    """
-
-    def __init__(self, loader: "Loader"):
-        self.loader = loader
-
-    def __getattr__(self, name: str) -> "Any":
-        return getattr(self.loader, name)
-
-    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: "ModuleType") -> None:
-        module.__spec__.loader = module.__loader__ = self.loader  # type: ignore[union-attr]
-        self.loader.exec_module(module)
-        register(module)
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def register(module: "ModuleType") -> None:
-    """
-    Hand a module of the zoo to ``sb3_td3x.zoo.register``. A failure gives one warning and never stops the zoo.
-
-    :param module: a module named in ``HOOKS``
-    """
+    """Hand a module of the zoo to ``sb3_td3x.zoo.register``. A failure gives one warning and never stops the zoo."""
     if not is_installed():  # an earlier failure has turned it off
         return
     try:
@@ -89,11 +68,7 @@ def register(module: "ModuleType") -> None:
 
 
 def is_installed() -> bool:
-    """
-    Tell whether the finder is in ``sys.meta_path``.
-
-    :return: True if it is
-    """
+    """Tell whether the finder is in ``sys.meta_path``."""
     return any(isinstance(finder, ZooFinder) for finder in sys.meta_path)
 
 
@@ -122,11 +97,7 @@ def uninstall() -> None:
 
 
 def warn(error: Exception) -> None:
-    """
-    Warn that TD3X is not registered.
-
-    :param error: the reason
-    """
+    """Warn that TD3X is not registered."""
     import warnings
 
     message = (

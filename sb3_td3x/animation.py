@@ -4,7 +4,7 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import gymnasium as gym
 import numpy as np
@@ -72,21 +72,17 @@ class Recording:
         :param width: Width in pixels, >= 100; the height follows from the frames' aspect ratio
         :raises ValueError: If ``every`` or ``width`` is not allowed
         """
-        pictures, durations = self._animation(every, width)
         with atomic_write(path) as file:
-            pictures[0].save(
-                file, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=False
-            )
+            self._write(file, "GIF", every, width)
 
     def _repr_png_(self) -> bytes:
         """Return an animated PNG, which all notebook viewers play, unlike a GIF."""
-        pictures, durations = self._animation(None, 320)
         file = io.BytesIO()
-        pictures[0].save(file, "PNG", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+        self._write(file, "PNG", None, 320)
         return file.getvalue()
 
-    def _animation(self, every: int | None, width: int) -> tuple[list[Image.Image], list[int]]:
-        """Return the pictures of the animation, all with the same palette, and their durations in milliseconds."""
+    def _write(self, file: IO[bytes], file_format: str, every: int | None, width: int) -> None:
+        """Write the animation, whose pictures all have the same palette."""
         every = -(-len(self) // _MAX_FRAMES) if every is None else check_integer("every", every, low=1)
         width = check_integer("width", width, low=100)
         steps = np.append(np.arange(0, len(self) - 1, every), len(self) - 1)
@@ -102,8 +98,9 @@ class Recording:
         pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
         # GIFs store hundredths of a second. Round the start of each frame, so that rounding errors do not add up
         starts = np.round(steps / self.fps * 100).astype(int) * 10
-        durations = [max(int(duration), _MIN_FRAME_TIME) for duration in np.diff(starts)]
-        return pictures, [*durations, _LAST_FRAME_TIME]
+        durations = [*(max(int(duration), _MIN_FRAME_TIME) for duration in np.diff(starts)), _LAST_FRAME_TIME]
+        options: dict[str, Any] = {"append_images": pictures[1:], "duration": durations, "loop": 0, "optimize": False}
+        pictures[0].save(file, file_format, save_all=True, **options)
 
 
 def _draw_plots(recording: Recording, steps: np.ndarray, width: int) -> Iterator[np.ndarray]:
@@ -213,11 +210,7 @@ def record_episode(
 
 
 def _count_env_steps(env: VecEnv, n_steps: int) -> int:
-    """
-    Return the number of env steps in the running episode.
-
-    Each wrapper counts the steps it sees, so the innermost one has the highest count.
-    """
+    """Return the env steps in the running episode. Each wrapper counts those it sees, the innermost one the most."""
     counts = [n_steps]
     if env.env_is_wrapped(Monitor)[0]:
         counts.append(len(env.get_attr("rewards")[0]))

@@ -1,40 +1,48 @@
 """The command line: ``python -m sb3_td3x``, or the console command ``td3x``."""
 
 import argparse
-import difflib
 import importlib
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium as gym
+
 import _sb3_td3x_autoload as autoload
 import sb3_td3x
+from sb3_td3x.studies.options import at_least
 
 STARTUP_FILES = ("sb3_td3x.pth", "sb3_td3x.start")
+# What one sentence explains
+FILE_ERRORS = (ImportError, OSError, ValueError, gym.error.Error)
+ZOO_COMMANDS = "train, enjoy, record_video or plots.all_plots"
 # Commands with a parser of their own: the module whose `main` runs them, and their help
 DELEGATED = {
     "study": ("sb3_td3x.studies.command", "train many runs, compare them and write a report"),
-    "export": ("sb3_td3x.export", "write an agent's actor to an ONNX file"),
     "agents": ("sb3_td3x.agents.command", "publish, evaluate, plot and animate trained agents"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """
-    Run a command.
-
-    :param argv: arguments; by default those of the process
-    """
+    """Run a command, and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in DELEGATED:
         command = importlib.import_module(DELEGATED[argv[0]][0])
         return int(command.main(argv[1:]))
     args = _make_parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
-    return run(args)
+    try:
+        return int(args.run(args) or 0)
+    except args.errors as error:
+        _print_error(error)
+        return 1
+
+
+def _print_error(error: Exception) -> None:
+    """Print an error without control characters, which a stranger's file may hold."""
+    print("".join(char if char.isprintable() else " " for char in str(error)), file=sys.stderr)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -43,7 +51,7 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="td3x" if Path(sys.argv[0]).stem == "td3x" else "python -m sb3_td3x",
         description="Without a command: print version, registration with RL Zoo, and paths.",
     )
-    parser.set_defaults(run=_print_status)
+    parser.set_defaults(run=_print_status, errors=())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     trusted = argparse.ArgumentParser(add_help=False)
     trusted.add_argument(
@@ -56,7 +64,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "inspect", help="show what an agent's file contains", description="No code that the file holds is run."
     )
     inspect.add_argument("file", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
-    inspect.set_defaults(run=_inspect_agent)
+    inspect.set_defaults(run=_inspect_agent, errors=FILE_ERRORS)
 
     play = commands.add_parser(
         "play",
@@ -64,15 +72,30 @@ def _make_parser() -> argparse.ArgumentParser:
         help="play the agent of a run of the zoo",
         description="Unlike rl_zoo3.enjoy, this does not run code that the folder holds, unless it is trusted.",
     )
-    play.add_argument("-n", "--n-timesteps", type=int, default=1000, help="number of decisions (default: 1000)")
+    play.add_argument("-n", "--n-timesteps", type=at_least(1), default=1000, help="number of decisions (default: 1000)")
     play.add_argument("--render", action="store_true", help="show the env on the screen")
-    play.add_argument("--seed", type=int, default=0, help="seed of the env (default: 0)")
+    play.add_argument("--seed", type=at_least(0), default=0, help="seed of the env (default: 0)")
     mode = play.add_mutually_exclusive_group()
     mode.add_argument("--deterministic", dest="deterministic", action="store_true", default=True)
     mode.add_argument("--stochastic", dest="deterministic", action="store_false")
     play.add_argument("--best", action="store_true", help="play the best agent of the evaluations, not the last one")
     play.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
-    play.set_defaults(run=_play_folder)
+    play.set_defaults(run=_play_folder, errors=FILE_ERRORS)
+
+    export = commands.add_parser(
+        "export",
+        help="write an agent's actor to an ONNX file",
+        description="No code that the agent's files hold is run.",
+    )
+    export.add_argument("agent", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
+    export.add_argument("actor", type=Path, help="the ONNX file to write")
+    export.add_argument(
+        "--vec-normalize",
+        type=Path,
+        metavar="FILE",
+        help="statistics of VecNormalize that the agent was trained with; default: those in its run folder, if any",
+    )
+    export.set_defaults(run=_export_actor, errors=FILE_ERRORS)
 
     resume = commands.add_parser(
         "resume",
@@ -90,7 +113,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="run a command of the zoo with td3x registered, also where start-up files are disabled",
         description="`zoo train ...` is `python -m rl_zoo3.train ...`, with td3x registered in any case.",
     )
-    zoo.add_argument("name", help="a command of the zoo, such as train, enjoy, record_video or plots.all_plots")
+    zoo.add_argument("name", help=f"a command of the zoo, such as {ZOO_COMMANDS}")
     zoo.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     zoo.set_defaults(run=_run_zoo)
 
@@ -99,7 +122,7 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_status(args: argparse.Namespace) -> int:
+def _print_status(args: argparse.Namespace) -> None:
     """Print what is installed, and whether the zoo knows td3x."""
     # Before anything here registers td3x: what a command of the zoo would see
     active = autoload.is_installed()
@@ -119,36 +142,30 @@ def _print_status(args: argparse.Namespace) -> int:
     print(f"hyperparameters: {hyperparams_path()}")
     if not registered:
         print("\n`python -m sb3_td3x zoo train --algo td3x ...` registers td3x without start-up files.")
-    return 0
 
 
-def _inspect_agent(args: argparse.Namespace) -> int:
+def _inspect_agent(args: argparse.Namespace) -> None:
     """Describe an agent's file."""
     from sb3_td3x.files.inspect import describe_agent
 
-    try:
-        print(describe_agent(args.file))
-    except (OSError, ValueError) as error:
-        return _fail(error, 1)
-    return 0
+    print(describe_agent(args.file))
 
 
-def _play_folder(args: argparse.Namespace) -> int:
+def _play_folder(args: argparse.Namespace) -> None:
     """Play the agent of a run."""
-    import gymnasium as gym
-
-    from sb3_td3x.validation import check_integer
     from sb3_td3x.zoo.play import play
 
-    try:
-        check_integer("n_timesteps", args.n_timesteps, low=1)
-        check_integer("seed", args.seed, low=0)
-        for package in args.gym_packages:
-            importlib.import_module(package)
-        play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best, args.trusted)
-    except (ImportError, OSError, ValueError, gym.error.Error) as error:
-        return _fail(error, 1)
-    return 0
+    for package in args.gym_packages:
+        importlib.import_module(package)
+    play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best, args.trusted)
+
+
+def _export_actor(args: argparse.Namespace) -> None:
+    """Export the actor of a file."""
+    from sb3_td3x.export import export_file
+
+    statistics = export_file(args.agent, args.actor, args.vec_normalize)
+    print(f"{args.actor}{'' if statistics is None else f', which normalizes observations by {statistics}'}")
 
 
 def _resume_folder(args: argparse.Namespace) -> int:
@@ -159,7 +176,8 @@ def _resume_folder(args: argparse.Namespace) -> int:
     try:
         resume_run(args.folder, args.trusted)
     except UnusableRunError as error:
-        return _fail(error, 2)
+        _print_error(error)
+        return 2
     return 0
 
 
@@ -168,32 +186,13 @@ def _run_zoo(args: argparse.Namespace) -> int:
     autoload.install(force=True)
     # For the commands that the zoo's record_training starts
     os.environ.pop(autoload.ENVIRONMENT_VARIABLE, None)
-    names = zoo_commands()
-    if args.name not in names:
-        closest = difflib.get_close_matches(args.name, names, n=1)
-        hint = f"did you mean {closest[0]}?" if closest else f"it has {', '.join(names)}."
-        print(f"rl_zoo3 has no command {args.name!r}: {hint}", file=sys.stderr)
+    try:
+        is_known = find_spec(f"rl_zoo3.{args.name}") is not None
+    except ModuleNotFoundError:
+        is_known = False
+    if not is_known:
+        print(f"rl_zoo3 has no command {args.name!r}, expected one such as {ZOO_COMMANDS}", file=sys.stderr)
         return 2
     sys.argv[1:] = args.arguments
     runpy.run_module(f"rl_zoo3.{args.name}", run_name="__main__", alter_sys=True)
     return 0
-
-
-def zoo_commands() -> list[str]:
-    """
-    List the commands of the zoo.
-
-    :return: names of its modules that are meant to be run, such as ``train`` and ``plots.all_plots``
-    """
-    spec = find_spec("rl_zoo3")  # finds the package without importing it
-    assert spec is not None
-    assert spec.origin is not None
-    package = Path(spec.origin).parent
-    scripts = [path for path in package.rglob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
-    return sorted(".".join(path.relative_to(package).with_suffix("").parts) for path in scripts)
-
-
-def _fail(error: Exception, exit_code: int) -> int:
-    """Print an error without control characters, which a stranger's file may hold."""
-    print("".join(char if char.isprintable() else " " for char in str(error)), file=sys.stderr)
-    return exit_code

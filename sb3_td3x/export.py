@@ -1,11 +1,8 @@
 """Actors as ONNX files, to run them without Python or PyTorch."""
 
-import argparse
 import logging
 import os
-import sys
 import warnings
-from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -111,42 +108,23 @@ def _sample(space: spaces.Space) -> np.ndarray:
     return samples.clip(-10, 10) if samples.dtype.kind == "f" else samples
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def export_file(agent: Path, actor: Path, statistics: Path | None) -> Path | None:
     """
-    Export the actor of a file.
+    Export the actor of a file, without running code that it holds.
 
-    :param argv: arguments, by default those of the process
-    :return: exit status: 0, or 1 if it cannot be exported
+    :param statistics: file of ``VecNormalize``; None: that in the run's folder, if any
+    :return: the statistics that became part of the file
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m sb3_td3x export",
-        description="Write an agent's actor to an ONNX file. No code that the agent's files hold is run.",
-    )
-    parser.add_argument("agent", type=Path, help="a zip file of TD3X, or of SB3's TD3 or DDPG")
-    parser.add_argument("actor", type=Path, help="the ONNX file to write")
-    parser.add_argument(
-        "--vec-normalize",
-        type=Path,
-        metavar="FILE",
-        help="statistics of VecNormalize that the agent was trained with; default: those in its run folder, if any",
-    )
-    args = parser.parse_args(argv)
     # PyTorch's exporter warns about its own code, and that torchvision is missing
     warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    try:
-        model = TD3X.load(args.agent, device="cpu")
-        # The zoo saves them in the folder of the run's settings, next to its agents
-        file = args.vec_normalize or next(args.agent.parent.glob("*/vecnormalize.pkl"), None)
-        export_actor(model, args.actor, None if file is None else _load_statistics(file, model))
-    except (ImportError, OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{args.actor}{'' if file is None else f', which normalizes observations by {file}'}")
-    return 0
-
-
-def _load_statistics(file: Path, model: TD3X) -> VecNormalize:
-    env: gym.Env = gym.Env()
-    env.observation_space, env.action_space = model.observation_space, model.action_space
-    return load_vec_normalize(file, DummyVecEnv([lambda: env]))
+    model = TD3X.load(agent, device="cpu")
+    # The zoo saves them in the folder of the run's settings, next to its agents
+    statistics = statistics or next(agent.parent.glob("*/vecnormalize.pkl"), None)
+    vec_normalize = None
+    if statistics is not None:
+        env: gym.Env = gym.Env()
+        env.observation_space, env.action_space = model.observation_space, model.action_space
+        vec_normalize = load_vec_normalize(statistics, DummyVecEnv([lambda: env]))
+    export_actor(model, actor, vec_normalize)
+    return statistics

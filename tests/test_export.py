@@ -14,7 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from zoo_helpers import ImageEnv
 
 from sb3_td3x import TD3X
-from sb3_td3x.export import export_actor, main
+from sb3_td3x.cli import main
+from sb3_td3x.export import export_actor
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -147,7 +148,7 @@ class TestCommand:
     def test_agent_of_sb3(self, tmp_path: Path, capsys: Any) -> None:
         model = TD3("MlpPolicy", vec_env(Float64Env()), **tiny())
         model.save(tmp_path / "agent.zip")
-        assert main([str(tmp_path / "agent.zip"), str(tmp_path / "actor.onnx")]) == 0
+        assert main(["export", str(tmp_path / "agent.zip"), str(tmp_path / "actor.onnx")]) == 0
         assert capsys.readouterr().out == f"{tmp_path / 'actor.onnx'}\n"
         obs, actions = played(model, model.get_env(), 10)
         np.testing.assert_allclose(run(tmp_path / "actor.onnx", obs), actions, rtol=1e-4, atol=1e-4)
@@ -162,16 +163,16 @@ class TestCommand:
         statistics = tmp_path / ("elsewhere.pkl" if given else "Env/vecnormalize.pkl")
         env.save(statistics)
         options = ["--vec-normalize", str(statistics)] if given else []
-        assert main([str(tmp_path / "agent.zip"), str(tmp_path / "actor.onnx"), *options]) == 0
+        assert main(["export", str(tmp_path / "agent.zip"), str(tmp_path / "actor.onnx"), *options]) == 0
         assert f"normalizes observations by {statistics}" in capsys.readouterr().out
         obs, actions = played(model, env, 10)
         np.testing.assert_allclose(run(tmp_path / "actor.onnx", obs), actions, rtol=1e-4, atol=1e-4)
 
     def test_bad_files(self, tmp_path: Path, capsys: Any) -> None:
         agent, statistics = tmp_path / "agent.zip", tmp_path / "statistics.pkl"
-        assert main([str(agent), str(tmp_path / "actor.onnx")]) == 1
+        assert main(["export", str(agent), str(tmp_path / "actor.onnx")]) == 1
         assert "No such file" in capsys.readouterr().err
         TD3X("MlpPolicy", "Pendulum-v1", **tiny()).save(agent)
         VecNormalize(vec_env(Float64Env())).save(statistics)
-        assert main([str(agent), str(tmp_path / "actor.onnx"), "--vec-normalize", str(statistics)]) == 1
+        assert main(["export", str(agent), str(tmp_path / "actor.onnx"), "--vec-normalize", str(statistics)]) == 1
         assert "statistics.pkl" in capsys.readouterr().err

@@ -8,7 +8,6 @@ manager, and the method's arguments.
 import contextlib
 import copy
 import inspect
-import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,16 +16,14 @@ from pprint import pprint
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stable_baselines3.common.callbacks import ProgressBarCallback
-from stable_baselines3.common.type_aliases import TrainFreq
-from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
-from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sb3_td3x.callbacks import tuning
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 from sb3_td3x.td3x import TD3X
+from sb3_td3x.zoo.run_files import read_zoo_yaml
 from sb3_td3x.zoo.runs import checkpoint_folder
-from sb3_td3x.zoo.search_space import NOISES, convert_td3x_params, trial_manager
+from sb3_td3x.zoo.search_space import convert_td3x_params, trial_manager
 
 if TYPE_CHECKING:
     import optuna
@@ -35,12 +32,6 @@ if TYPE_CHECKING:
 ZooMethod: TypeAlias = Callable[..., Any]
 # The zoo's hyperparameters, for use and for saving
 Hyperparams: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-
-# Arguments of TD3X that the zoo takes from its command line, or that have another name among its hyperparameters
-_NOT_HYPERPARAMS = (
-    *("self", "env", "seed", "verbose", "device", "tensorboard_log", "stats_window_size", "_init_setup_model"),
-    *("policy", "policy_kwargs", "action_noise"),
-)
 
 
 def read_hyperparameters(zoo_method: Callable[..., Hyperparams], manager: "ExperimentManager") -> Hyperparams:
@@ -65,17 +56,18 @@ def read_hyperparameters(zoo_method: Callable[..., Hyperparams], manager: "Exper
         ) from None
     # The zoo's own method treats trial 0 as no trial
     manager.trial_id = None
+    her_options = tried.pop("replay_buffer_kwargs", {})
     given = manager.custom_hyperparams or {}
-    if "replay_buffer_kwargs" in tried:
+    manager.custom_hyperparams = {**tried, **given}
+    hyperparams, saved_hyperparams = zoo_method(manager)
+    if her_options and "replay_buffer_kwargs" not in given:
         # Only some options of HER are sampled; the others are those of the YAML file
-        manager.custom_hyperparams = None
-        with contextlib.redirect_stdout(io.StringIO()):
-            default = zoo_method(manager)[0].get("replay_buffer_kwargs", {})
+        default = hyperparams.get("replay_buffer_kwargs", {})
         if isinstance(default, str):
             default = eval(default, vars(sys.modules["rl_zoo3.exp_manager"]))
-        tried["replay_buffer_kwargs"] = {**default, **tried["replay_buffer_kwargs"]}
-    manager.custom_hyperparams = {**tried, **given}
-    return zoo_method(manager)
+        for each in (hyperparams, saved_hyperparams):
+            each["replay_buffer_kwargs"] = {**default, **her_options}
+    return hyperparams, saved_hyperparams
 
 
 def hyperparameters_optimization(zoo_method: ZooMethod, manager: "ExperimentManager") -> None:
@@ -125,18 +117,9 @@ def create_callbacks(zoo_method: ZooMethod, manager: "ExperimentManager") -> Non
 class OptionalCheckpoint(ResumableCheckpoint):
     """A checkpoint callback that the user did not list. If it cannot save, it warns and turns itself off."""
 
-    _is_off = False
-
-    def on_learn_start(self) -> None:
-        """Take the folder, or turn off."""
-        self._is_off = False
-        with self._warning():
-            super().on_learn_start()
-
     def _on_training_start(self) -> None:
-        if not self._is_off:
-            with self._warning():
-                super()._on_training_start()
+        with self._warning():
+            super()._on_training_start()
 
     def _save(self) -> bool:
         with self._warning():
@@ -150,80 +133,40 @@ class OptionalCheckpoint(ResumableCheckpoint):
             yield
         except ValueError as error:
             warnings.warn(f"This run cannot be resumed: {error}", stacklevel=2)
-            self._is_off = True
             self.on_learn_end()
 
 
-def _load_pretrained_agent(
-    zoo_method: ZooMethod, manager: "ExperimentManager", hyperparams: dict[str, Any], env: VecEnv
-) -> TD3X:
-    """Load the agent of ``-i``, and keep it for ``_save_config``."""
-    model: TD3X = zoo_method(manager, hyperparams, env)
-    manager.pretrained_agent = model  # type: ignore[attr-defined]
-    return model
-
-
 def _save_config(zoo_method: ZooMethod, manager: "ExperimentManager", saved_hyperparams: dict[str, Any]) -> None:
-    """Save the settings of the run, with those that the agent of ``-i`` brings, and the id of the W&B run."""
-    model = getattr(manager, "pretrained_agent", None)
-    if model is not None:
-        inherited = inherited_hyperparams(model, saved_hyperparams)
-        saved_hyperparams.pop("policy_kwargs", None)
-        saved_hyperparams.update(inherited)
-        print("Hyperparameters of the pretrained agent, which stay as they are:")
-        pprint(inherited)
+    """Save the settings of the run, with those of the agent of ``-i``, and the id of the W&B run."""
+    if manager.continue_training:
+        _add_kept(manager, saved_hyperparams)
     if getattr(manager.args, "track", False):
         # For `resume`
         manager.args.wandb_run_id = sys.modules["wandb"].run.id
     zoo_method(manager, saved_hyperparams)
 
 
-def inherited_hyperparams(model: TD3X, given: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return the hyperparameters that a run takes from the agent that it continues from.
-
-    :return: hyperparameters as in the zoo's YAML files: the policy, and what is not given and is not the default
-    """
-    aliases = {cls: name for name, cls in model.policy_aliases.items()}
-    cls = model.policy_class
-    inherited: dict[str, Any] = {"policy": aliases.get(cls, f"{cls.__module__}.{cls.__qualname__}")}
-    if model.policy_kwargs:
-        inherited["policy_kwargs"] = model.policy_kwargs
-    for name, parameter in inspect.signature(TD3X.__init__).parameters.items():
-        value = None if name in _NOT_HYPERPARAMS or name in given else _as_in_yaml(getattr(model, name))
-        if value not in (None, {}, parameter.default):
-            inherited[name] = value
-    noise = getattr(model.action_noise, "base_noise", model.action_noise)
-    for name, noise_class in NOISES.items():
-        if isinstance(noise, noise_class) and "noise_type" not in given:
-            inherited.update(noise_type=name, noise_std=noise._sigma.tolist())
-    return inherited
-
-
-def _as_in_yaml(value: Any) -> Any:
-    """Return an argument of TD3X as the zoo's YAML files have it; for a user's own object its text."""
-    if isinstance(value, FloatSchedule):
-        return _as_in_yaml(value.value_schedule)
-    if isinstance(value, ConstantSchedule):
-        return value.val
-    if type(value).__name__ == "SimpleLinearSchedule":
-        # Of the zoo, or ours with the same name
-        return f"lin_{value.initial_value}"
-    if isinstance(value, TrainFreq):
-        return value.frequency if value.unit.value == "step" else [value.frequency, value.unit.value]
-    if isinstance(value, type):
-        return value.__name__
-    if isinstance(value, dict):
-        return {key: _as_in_yaml(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_in_yaml(entry) for entry in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+def _add_kept(manager: "ExperimentManager", saved_hyperparams: dict[str, Any]) -> None:
+    """Add what a pretrained agent keeps from its run, if the run's folder is there: the zoo does not set it anew."""
+    config = Path(manager.trained_agent).parent / manager.env_name / "config.yml"
+    if not config.is_file():
+        return
+    try:
+        before = read_zoo_yaml(config)
+    except ValueError as error:
+        warnings.warn(f"The hyperparameters that the pretrained agent keeps are not saved: {error}", stacklevel=2)
+        return
+    # These two are the agent's in any case
+    saved_hyperparams.pop("policy_kwargs", None)
+    given = saved_hyperparams.keys() - {"policy"}
+    names = {*inspect.signature(TD3X.__init__).parameters, "noise_type", "noise_std"} - given
+    kept = {name: value for name, value in before.items() if name in names}
+    saved_hyperparams.update(kept)
+    print("Hyperparameters of the pretrained agent, which stay as they are:")
+    pprint(kept)
 
 
 METHODS: dict[str, ZooMethod] = {
     method.__name__: method
-    for method in (
-        *(read_hyperparameters, hyperparameters_optimization, objective),
-        *(create_callbacks, _load_pretrained_agent, _save_config),
-    )
+    for method in (*(read_hyperparameters, hyperparameters_optimization, objective, create_callbacks, _save_config),)
 }

@@ -14,12 +14,7 @@ from sb3_td3x.zoo.runs import ZooRun
 
 
 class Episode(NamedTuple):
-    """
-    What ``Monitor`` says of an episode, below all wrappers of the run.
-
-    :param episode_return: sum of the env's own rewards, neither shaped nor normalized
-    :param length: number of env steps
-    """
+    """What ``Monitor`` says of an episode, below all wrappers: the sum of the env's own rewards, and its env steps."""
 
     episode_return: float
     length: int
@@ -46,7 +41,6 @@ def play_steps(model: BaseAlgorithm, env: VecEnv, deterministic: bool = True) ->
     """
     Play without an end; the caller stops.
 
-    :param model: the agent; recurrent policies are given their state
     :param env: the env, with a ``Monitor`` around each copy
     :param deterministic: whether a stochastic policy takes its mean
     """
@@ -73,32 +67,24 @@ def play_steps(model: BaseAlgorithm, env: VecEnv, deterministic: bool = True) ->
         obs, starts = next_obs, dones
 
 
-def play_episodes(
-    model: BaseAlgorithm, env: VecEnv, n_episodes: int, seed: int | None = None, deterministic: bool = True
-) -> list[Episode]:
+def play_episodes(model: BaseAlgorithm, env: VecEnv, n_episodes: int, seed: int | None = None) -> list[Episode]:
     """
-    Play episodes from fixed start states, as many at a time as the env has copies.
+    Play episodes side by side from fixed start states: the first one of each copy of the env, deterministically.
 
-    Each copy counts one episode and is then seeded anew, so that episode i starts from ``seed + i`` however many copies
-    there are. In the last digits the actions still depend on the number of copies: matrix products do.
+    In the last digits the actions depend on the number of copies: matrix products do.
 
-    :param env: the env, with a ``Monitor`` around each copy
-    :param seed: seed of the first episode; None: the env continues with its own random numbers
-    :param deterministic: whether a stochastic policy takes its mean
-    :return: the episodes, in the order of their seeds
+    :param env: at least ``n_episodes`` copies, each with a ``Monitor`` around it
+    :param seed: seed of the first episode, the next one has ``seed + 1``; None: the env continues with its own random
+        numbers
     """
-    episodes: list[Episode] = []
-    while len(episodes) < n_episodes:
-        if seed is not None:
-            env.seed(seed + len(episodes))
-        wanted = range(min(env.num_envs, n_episodes - len(episodes)))
-        first: dict[int, Episode] = {}
-        for step in play_steps(model, env, deterministic):
-            first = {**step.episodes, **first}
-            if first.keys() >= set(wanted):
-                break
-        episodes += [first[idx] for idx in wanted]
-    return episodes
+    assert n_episodes <= env.num_envs
+    if seed is not None:
+        env.seed(seed)
+    first: dict[int, Episode] = {}
+    steps = play_steps(model, env)
+    while not first.keys() >= set(range(n_episodes)):
+        first = {**next(steps).episodes, **first}
+    return [first[idx] for idx in range(n_episodes)]
 
 
 def play(
@@ -113,12 +99,9 @@ def play(
     """
     Play the agent of a run of RL Zoo, and print the returns of its episodes.
 
-    :param folder: the run's folder, such as ``logs/td3x/Pendulum-v1_1``
     :param render: whether to show the env on the screen
-    :param deterministic: whether a stochastic policy takes its mean
     :param best: whether to play the best agent of the evaluations instead of the last one
     :param trusted: whether the run may execute code, see ``ZooRun``
-    :return: the returns of the finished episodes, raw as the env gives them
     :raises ValueError: this is not a run's folder, or a file in it is damaged or not safe to read
     """
     run = ZooRun(folder, trusted)

@@ -22,12 +22,7 @@ ALGO = "td3x"
 
 
 def hyperparams_path(name: str = ALGO) -> Path:
-    """
-    Find a YAML file of hyperparameters.
-
-    :param name: file name without its ending
-    :return: its path: in the package where it is installed, else (editable) at the root of the repository
-    """
+    """Find a YAML file of hyperparameters: in the package where it is installed, else at the repository's root."""
     package = Path(__file__).parents[1]
     folder = package / "hyperparams"
     if not folder.is_dir():
@@ -79,12 +74,9 @@ def _with_quoting_hint(store: Callable[..., None]) -> Callable[..., None]:
         except (NameError, SyntaxError) as error:
             if getattr(namespace, "algo", None) != ALGO:
                 raise
-            reason = str(error.text if isinstance(error, SyntaxError) else error.name)
-            culprit = next((value for value in values if reason in value), values[0])
-            key, _, text = culprit.partition(":")
             parser.error(
-                f"{option} {culprit} cannot be evaluated ({error}). Values are Python expressions, and text needs "
-                f"quotes that the shell keeps: {option} \"{key}:'{text}'\""
+                f"{option} {' '.join(values)} cannot be evaluated ({error}). Values are Python expressions, and text "
+                f"needs quotes that the shell keeps: {option} \"name:'text'\""
             )
 
     return store_with_hint

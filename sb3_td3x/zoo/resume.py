@@ -69,9 +69,12 @@ def resume_run(folder: Path, trusted: bool = False) -> None:
         args = argparse.Namespace(**{**run.args, "trained_agent": ""})
         total = args.n_timesteps if args.n_timesteps > 0 else int(hyperparams["n_timesteps"])
         args.track = args.track and checkpoint.num_timesteps < total
+        # The parser gives options that are newer than the run their defaults
+        parse_args = functools.partialmethod(argparse.ArgumentParser.parse_args, [], args)
+        parser_class = type("SavedArguments", (argparse.ArgumentParser,), {"parse_args": parse_args})
         manager_class = functools.partial(ResumedExperiment, run, hyperparams, checkpoints)
         with (
-            mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=_saved_arguments(args))),
+            mock.patch.object(rl_zoo3.train, "argparse", SimpleNamespace(ArgumentParser=parser_class)),
             mock.patch.object(rl_zoo3.train, "ExperimentManager", manager_class),
             _resumed_tracking(args.wandb_run_id) if args.track else contextlib.nullcontext(),
         ):
@@ -123,16 +126,6 @@ def _resumed_tracking(run_id: str) -> Iterator[None]:
 
     with mock.patch.object(wandb, "init", resumed_init):
         yield
-
-
-def _saved_arguments(args: argparse.Namespace) -> type[argparse.ArgumentParser]:
-    """Return a parser class whose arguments are those of the run, with defaults for options newer than the run."""
-
-    class SavedArguments(argparse.ArgumentParser):
-        def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:  # type: ignore[override]
-            return super().parse_args([], args)
-
-    return SavedArguments
 
 
 class ResumedExperiment(ExperimentManager):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from rl_zoo3.utils import get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack
@@ -22,8 +23,6 @@ from sb3_td3x.files.errors import FileRefused, refusing
 from sb3_td3x.shaping import RewardShaping, check_built_in, make_reward_shaping
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.run_files import TRUST_HINT, load_vec_normalize, parse_dict, read_zoo_yaml
-
-Wrapper = Callable[[Any], Any]
 
 # Modules whose wrappers a run that is not trusted may name
 WRAPPER_MODULES = (
@@ -146,16 +145,25 @@ class ZooRun:
             )
         if render:
             env_kwargs = {"render_mode": "human", **env_kwargs}
-        wrap = self._wrapper("env_wrapper", gym.Wrapper)
-        wrap_all = self._wrapper("vec_env_wrapper", VecEnvWrapper)
+        if not self.trusted:
+            _check_wrappers(self.hyperparams, str(self.config_file))
+        wrap, wrap_all = self._wrapper("env_wrapper"), self._wrapper("vec_env_wrapper")
         env = wrap_all(make_vec_env(self.env_id, n_envs, seed=seed, env_kwargs=env_kwargs, wrapper_class=wrap))
         if self.hyperparams.get("normalize"):
             env = load_vec_normalize(self.config_folder / "vecnormalize.pkl", env)
         return VecFrameStack(env, frame_stack) if frame_stack > 0 else env
 
-    def _wrapper(self, key: str, kind: type) -> Wrapper:
-        modules = None if self.trusted else WRAPPER_MODULES
-        return make_wrapper(self.hyperparams.get(key), kind, str(self.config_file), modules)
+    def _wrapper(self, key: str) -> Callable[[Any], Any]:
+        """Return a function that wraps an env by the wrappers that the settings name, if any."""
+        name = f"{key} in {self.config_file}"
+        with refusing(name):
+            wrap = get_wrapper_class(self.hyperparams, key)
+
+        def refusing_wrap(env: Any) -> Any:
+            with refusing(name):
+                return env if wrap is None else wrap(env)
+
+        return refusing_wrap
 
     def make_shaping(self) -> RewardShaping | None:
         """
@@ -208,12 +216,7 @@ def checkpoint_folder(run_folder: str | Path) -> Path:
 
 
 def action_repeat(hyperparams: dict[str, Any]) -> int:
-    """
-    Return the number of env steps for each timestep that the zoo counts.
-
-    :param hyperparams: an entry of the zoo's YAML files
-    :return: the product of the repetitions of its wrappers, 1 without any
-    """
+    """Return the number of env steps for each timestep of an entry of the zoo's YAML files."""
     repeat = 1
     for path, kwargs in named_in(hyperparams.get("env_wrapper")):
         if path in _REPEATING_WRAPPERS:
@@ -233,8 +236,7 @@ def check_names(hyperparams: dict[str, Any], where: str) -> None:
 
     :raises FileRefused: they do, and need to be trusted
     """
-    for key, kind in (("env_wrapper", gym.Wrapper), ("vec_env_wrapper", VecEnvWrapper)):
-        make_wrapper(hyperparams.get(key), kind, where, WRAPPER_MODULES)
+    _check_wrappers(hyperparams, where)
     for path, _ in named_in(hyperparams.get("callback")):
         if not isinstance(path, str) or path.rpartition(".")[0] not in CALLBACK_MODULES:
             raise FileRefused(
@@ -244,6 +246,24 @@ def check_names(hyperparams: dict[str, Any], where: str) -> None:
     _check_shaping(hyperparams.get("reward_shaping"), where)
 
 
+def _check_wrappers(hyperparams: dict[str, Any], where: str) -> None:
+    """Check that the wrappers are of known modules and write nothing."""
+    for key, kind in (("env_wrapper", gym.Wrapper), ("vec_env_wrapper", VecEnvWrapper)):
+        for path, _ in named_in(hyperparams.get(key)):
+            module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+            if module == getattr(getattr(gym.wrappers, name, None), "__module__", None):
+                # The module in which Gymnasium defines the wrapper
+                module = gym.wrappers.__name__
+            if module not in WRAPPER_MODULES or name in _WRITING_WRAPPERS:
+                raise FileRefused(
+                    f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(WRAPPER_MODULES)} that "
+                    f"writes nothing. {TRUST_HINT}"
+                )
+            cls = getattr(importlib.import_module(module), name, None)
+            if not (isinstance(cls, type) and issubclass(cls, kind)):
+                raise FileRefused(f"{where} asks for {path!r:.80}, which is not a {kind.__name__}")
+
+
 def _check_shaping(spec: Any, where: str) -> None:
     try:
         check_built_in(spec)
@@ -251,40 +271,3 @@ def _check_shaping(spec: Any, where: str) -> None:
         raise FileRefused(
             f"{where} has reward_shaping={reprlib.repr(spec)}, which can run any code. {TRUST_HINT}"
         ) from None
-
-
-def make_wrapper(spec: Any, kind: type, where: str, modules: tuple[str, ...] | None) -> Wrapper:
-    """
-    Import wrappers that settings name.
-
-    :param spec: a wrapper in the zoo's notation: a dotted path, or ``{path: keyword arguments}``, or a list of these;
-        None: no wrapper
-    :param modules: the modules that they may come from; None: any
-    :return: a function that wraps an env
-    :raises FileRefused: a wrapper is not allowed or does not exist
-    """
-    wrappers: list[tuple[str, Any, dict[str, Any]]] = []
-    for path, kwargs in named_in(spec):
-        module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
-        if module == getattr(getattr(gym.wrappers, name, None), "__module__", None):
-            # The module in which Gymnasium defines the wrapper
-            module = gym.wrappers.__name__
-        if modules is not None and (module not in modules or name in _WRITING_WRAPPERS):
-            raise FileRefused(
-                f"{where} asks for the wrapper {path!r:.120}, expected one of {', '.join(modules)} that writes nothing"
-                f". {TRUST_HINT}"
-            )
-        cls = getattr(importlib.import_module(module), name, None) if module else None
-        if not (isinstance(cls, type) and issubclass(cls, kind)):
-            raise FileRefused(f"{where} asks for {path!r:.80}, which is not a {kind.__name__}")
-        if not isinstance(kwargs, dict | None):
-            raise FileRefused(f"{where} asks for {path} with arguments that are not a dictionary")
-        wrappers.append((path, cls, kwargs or {}))
-
-    def wrap(env: Any) -> Any:
-        for path, cls, kwargs in wrappers:
-            with refusing(f"{path} with {reprlib.repr(kwargs)} in {where}"):
-                env = cls(env, **kwargs)
-        return env
-
-    return wrap

@@ -62,11 +62,7 @@ def suggest_td3x_params(trial: "optuna.Trial", n_step: bool, her: bool) -> dict[
 
 
 def convert_td3x_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """
-    Turn the parameters of a trial into hyperparameters as in the zoo's YAML files.
-
-    :param sampled_params: what ``suggest_td3x_params`` returned, or the parameters of a stored trial
-    """
+    """Turn the parameters of a trial into hyperparameters as in the zoo's YAML files."""
     hyperparams = dict(sampled_params)
     hyperparams["gamma"] = 1 - hyperparams.pop("one_minus_gamma")
     hyperparams["batch_size"] = 2 ** hyperparams.pop("batch_size_pow")
@@ -86,12 +82,7 @@ def convert_td3x_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
 def sample_td3x_params(
     trial: "optuna.Trial", n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
-    """
-    Draw the arguments of the constructor for a trial. The signature is the zoo's.
-
-    :param n_envs: not used
-    :param additional_args: whether ``HerReplayBuffer`` is used, and its options
-    """
+    """Draw the arguments of the constructor for a trial. The signature is the zoo's."""
     manager = trial_manager.get()
     her = additional_args["using_her_replay_buffer"]
     # Another replay buffer has its own returns

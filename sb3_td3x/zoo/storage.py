@@ -49,11 +49,7 @@ class HeartbeatStorage(RDBStorage):
             warnings.warn(f"No heartbeat of the trial could be written: {error.__cause__}", stacklevel=2)
 
     def endswith(self, suffix: str) -> bool:
-        """
-        Return False: RL Zoo takes its storage for a string, and asks whether it is the path of a journal.
-
-        :param suffix: not used
-        """
+        """Return False: RL Zoo takes its storage for a string, and asks whether it is the path of a journal."""
         return False
 
 
@@ -64,7 +60,6 @@ def open_storage(storage: str, study_name: str) -> str | HeartbeatStorage:
     Trials of workers that have died since are failed and queued again. A journal cannot have heartbeats.
 
     :param storage: the value of ``--storage``: a database's URL, or the path of a journal, which ends in ``.log``
-    :param study_name: name of the study, which may not exist yet
     :return: what the zoo takes instead: the storage, or the absolute path of a journal
     """
     if storage.endswith(".log"):
@@ -86,11 +81,7 @@ def open_storage(storage: str, study_name: str) -> str | HeartbeatStorage:
 
 
 def heartbeat_seconds() -> int:
-    """
-    Return the seconds between two heartbeats, from the environment variable if it is set.
-
-    :return: an integer >= 1
-    """
+    """Return the seconds between two heartbeats, from the environment variable if it is set."""
     text = os.environ.get(HEARTBEAT_VARIABLE)
     if text is None:
         return HEARTBEAT_SECONDS
@@ -125,7 +116,6 @@ def read_trial(storage: str, study_name: str, trial_id: int) -> tuple[int, dict[
     """
     Read the parameters of a completed trial.
 
-    :param storage: the value of ``--storage``, see ``open_storage``
     :param trial_id: number of the trial; ``BEST_TRIAL``: the one with the highest value
     :raises ValueError: there is no such storage, study or completed trial; names those that exist
     """
@@ -151,19 +141,15 @@ def read_trial(storage: str, study_name: str, trial_id: int) -> tuple[int, dict[
 def _open_existing(storage: str) -> BaseStorage:
     """Open a storage without creating its file."""
     try:
-        path = storage if storage.endswith(".log") else _sqlite_path(storage)
-        if path is not None and not Path(path).is_file():
+        is_journal = storage.endswith(".log")
+        path = storage if is_journal else make_url(storage).database
+        is_file = is_journal or storage.startswith("sqlite")
+        if is_file and path is not None and not Path(path).is_file():
             raise ValueError(f"--storage {storage}: there is no such file")
-        return JournalStorage(JournalFileBackend(storage)) if path == storage else RDBStorage(storage)
+        return JournalStorage(JournalFileBackend(storage)) if is_journal else RDBStorage(storage)
     except (SQLAlchemyError, ImportError, StorageInternalError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--storage {storage} cannot be opened: {reason:.200}") from None
-
-
-def _sqlite_path(url: str) -> str | None:
-    """Return the path of the file of an SQLite database; None: it is another one."""
-    parsed = make_url(url)
-    return parsed.database if parsed.drivername.startswith("sqlite") else None
 
 
 def _listed(names: list[Any]) -> str:

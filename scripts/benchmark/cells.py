@@ -4,11 +4,9 @@ What ``speed.py`` measures: trainings of one size each. To add a cell, add a lin
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import Any
 
 CAR_RACING = "CarRacing-v3"
-PEER_NAMES = {"td3x": "TD3X", "sb3": "SB3", "sbx": "SBX", "floor": "floor"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +19,7 @@ class Cell:
     :param peers: names of what is compared; "floor" is the steps of the envs and the matrix products of the
         updates only
     :param updates_only: whether to measure updates only instead of the whole training loop
+    :param processes: whether each env runs in a separate process
     :param normalize: whether ``VecNormalize`` normalizes observations and rewards
     :param arguments: more arguments of the algorithm, such as ``{"n_steps": 3}``
     :param policy_kwargs: more arguments of the policy, such as ``{"layer_norm": True}``
@@ -60,7 +59,7 @@ CELLS = {
         replace(BIPEDAL, name="bipedal-400-small", net_arch=(400, 300), batch_size=100),
         Cell("pendulum-64", "Pendulum-v1", (64, 64), 64),
         replace(BIPEDAL, name="bipedal-8envs", n_envs=8, train_freq=8, gradient_steps=64),
-        # A transition of frames takes 56 kB
+        # A transition of frames takes 56 kB. SBX's TD3 has no policy for images
         Cell("carracing", CAR_RACING, (256, 256), 256, buffer_size=10_000, policy="CnnPolicy", peers=("td3x", "sb3")),
         # MuJoCo's observations are float64
         HALF_CHEETAH,
@@ -70,14 +69,6 @@ CELLS = {
         # SB3's TD3 has no layer normalization
         replace(BIPEDAL, name="bipedal-layer-norm", policy_kwargs={"layer_norm": True}, peers=("td3x", "sbx")),
         replace(BIPEDAL, name="bipedal-16-processes", n_envs=16, gradient_steps=16, processes=True, peers=PEERS),
-        # SBX's TD3 has no policy for images
-        Cell(
-            *("images-update", CAR_RACING, (256, 256), 256),
-            buffer_size=10_000,
-            policy="CnnPolicy",
-            peers=("td3x", "sb3"),
-            updates_only=True,
-        ),
         # What a training does besides updates; the floor is the steps of the envs only
         replace(BIPEDAL, name="rollout", gradient_steps=0),
         replace(BIPEDAL, name="update", peers=("td3x", "floor"), updates_only=True),
@@ -88,19 +79,3 @@ QUICK_CELLS = (
     *(replace(CELLS[name], peers=PEERS) for name in ("bipedal-256", "pendulum-64", "bipedal-8envs")),
     CELLS["update"],
 )
-
-
-def missing_package(peer: str, env: str | None = None) -> str | None:
-    """
-    Return a package that a measurement needs and that is not installed.
-
-    :return: name of the package; None: nothing is missing
-    """
-    needed = []
-    if peer == "sbx":
-        needed.append(("sbx", "sbx-rl"))
-    if env == CAR_RACING:
-        needed.append(("cv2", "opencv-python-headless"))
-    if env == HALF_CHEETAH.env:
-        needed.append(("mujoco", "mujoco"))
-    return next((package for module, package in needed if find_spec(module) is None), None)

@@ -4,133 +4,61 @@ How fast TD3X trains compared with the TD3 of SB3 and SBX, with the same hyperpa
     python scripts/benchmark/speed.py                       all cells
     python scripts/benchmark/speed.py --quick               one of each kind, in about two minutes
 
-Each peer is a process (``worker.py``), and the peers are measured in turn. Tables are printed; all figures go to the
+Each peer is a process (``peers.py``), and the peers are measured in turn. A table is printed; all figures go to the
 folder ``--out`` as JSON.
 """
 
 import argparse
 import json
-import math
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from cells import CELLS, PEER_NAMES, QUICK_CELLS, Cell, missing_package
-from tables import format_report, summarize
+import peers
+from cells import CAR_RACING, CELLS, HALF_CHEETAH, QUICK_CELLS, Cell
 
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.options import at_least
+from sb3_td3x.validation import PRECISIONS
 
-PACKAGES = (
-    *("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy"),
-    "opencv-python-headless",
-)
+PACKAGES = ("sb3-td3x", "stable-baselines3", "sbx-rl", "gymnasium", "torch", "jax", "jaxlib", "flax", "optax", "numpy")
+PEER_NAMES = {"td3x": "TD3X", "sb3": "SB3", "sbx": "SBX", "floor": "floor"}
+# Peers and envs that other packages bring
+NEEDED_MODULES = {"sbx": "sbx", CAR_RACING: "cv2", HALF_CHEETAH.env: "mujoco"}
 # Seconds of the slowest peer's segments
 SECONDS, QUICK_SECONDS = 10.0, 0.5
-REPS = 5
 # A higher load means that something else is running
 IDLE_LOAD = 0.5
 
 
-@dataclass(frozen=True)
-class Options:
-    """
-    Options of all measurements.
+class Worker(ProcessPoolExecutor):
+    """A peer in a separate process, with the options of the command line."""
 
-    :param steps: steps of a segment; None: as many as take ``seconds``
-    :param seconds: seconds of the slowest peer's segments
-    :param precision: argument ``precision`` of TD3X
-    :param overlap: argument ``overlap_updates`` of TD3X
-    """
+    def __init__(self, peer: str, cell: Cell, args: argparse.Namespace):
+        super().__init__(1, multiprocessing.get_context("spawn"), peers.prepare, (peer, cell, args))
 
-    peers: Sequence[str]
-    reps: int
-    steps: int | None
-    seconds: float
-    threads: int
-    precision: str
-    device: str = "cpu"
-    overlap: bool = False
-
-    def job(self, peer: str) -> dict[str, Any]:
-        """Return the part of a worker's job that all measurements share."""
-        shared = {name: getattr(self, name) for name in ("threads", "precision", "device", "overlap")}
-        return {"peer": peer, **shared}
+    def measure(self, steps: int) -> dict[str, float]:
+        """Measure a segment, and return how many steps were taken, and their seconds."""
+        return self.submit(peers.measure, steps).result()
 
 
-class Worker:
-    """
-    A peer in a separate process, which works only on request.
-
-    :param job: job of ``worker.py``
-    """
-
-    def __init__(self, job: dict[str, Any]):
-        self._job = job
-        script = Path(__file__).with_name("worker.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(job)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def receive(self) -> dict[str, Any]:
-        """Wait for the next answer, of which the first comes when the worker is ready."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"The worker ended with status {self._process.wait()}, its job was {self._job}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def measure(self, steps: int) -> dict[str, Any]:
-        """
-        Measure a segment.
-
-        :return: how many were taken, and their seconds
-        """
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        return self.receive()
-
-    def finish(self) -> dict[str, Any]:
-        """End the measurement."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self.receive()
-
-    def end(self) -> None:
-        """Terminate the process."""
-        self._process.terminate()
-        self._process.wait()
-
-
-@contextmanager
-def make_workers(jobs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Worker]]:
-    """Start a worker for each peer, and end them with the block."""
-    with ExitStack() as stack:
-        workers = {}
-        for peer, job in jobs.items():
-            workers[peer] = Worker(job)
-            stack.callback(workers[peer].end)
-        for worker in workers.values():
-            worker.receive()
-        yield workers
-
-
-def rotate(peers: Sequence[str], rep: int) -> list[str]:
+def rotate(names: Sequence[str], rep: int) -> list[str]:
     """Return the order of the peers in a repetition, so that each is first equally often."""
-    first = rep % len(peers)
-    return [*peers[first:], *peers[:first]]
+    first = rep % len(names)
+    return [*names[first:], *names[:first]]
 
 
-def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) -> int:
+def steps_per_segment(workers: Mapping[str, Worker], cell: Cell, seconds: float) -> int:
     """
     Return how many steps a segment needs to take some time.
 
@@ -147,44 +75,72 @@ def steps_per_segment(workers: dict[str, Worker], cell: Cell, seconds: float) ->
     return max(round(min(speeds) * seconds / cell.least_steps), 1) * cell.least_steps
 
 
-def measure_cell(cell: Cell, options: Options) -> dict[str, Any]:
+def measure_cell(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """Measure all peers of a cell."""
-    wanted = [peer for peer in cell.peers if peer in options.peers]
-    missing = {peer: package for peer in wanted if (package := missing_package(peer, cell.env))}
-    jobs = {peer: {**options.job(peer), "cell": asdict(cell)} for peer in wanted if peer not in missing}
-    result: dict[str, Any] = {"cell": asdict(cell), "missing": missing}
-    with make_workers(jobs) as workers:
-        result["segments"] = _measure_in_turn(workers, cell, options) if workers else {}
-        result["figures"] = {peer: worker.finish() for peer, worker in workers.items()}
-    return summarize(result)
+    with ExitStack() as stack:
+        names = [peer for peer in cell.peers if peer in args.peers]
+        workers = {peer: stack.enter_context(Worker(peer, cell, args)) for peer in names}
+        # They get ready side by side
+        ready = {peer: worker.submit(peers.memory) for peer, worker in workers.items()}
+        replay_bytes = {peer: future.result() for peer, future in ready.items()}
+        steps = args.steps or steps_per_segment(workers, cell, args.seconds)
+        segments: dict[str, list[dict[str, float]]] = {peer: [] for peer in names}
+        for rep in range(args.reps):
+            for peer in rotate(names, rep):
+                segments[peer].append(workers[peer].measure(steps))
+    return summarize({"cell": asdict(cell), "segments": segments, "replay_bytes": replay_bytes})
 
 
-def _measure_in_turn(workers: dict[str, Worker], cell: Cell, options: Options) -> dict[str, list[dict[str, Any]]]:
-    steps = options.steps or steps_per_segment(workers, cell, options.seconds)
-    segments: dict[str, list[dict[str, Any]]] = {peer: [] for peer in workers}
-    for rep in range(options.reps):
-        for peer in rotate([*workers], rep):
-            segments[peer].append(workers[peer].measure(steps))
-    return segments
-
-
-def measure_cells(cells: Sequence[Cell], options: Options, report: dict[str, Any], path: Path) -> None:
+def ratio(rates: Sequence[float], peer_rates: Sequence[float]) -> dict[str, float]:
     """
-    Measure cells, and print tables.
+    Return the ratio of two rates, computed in each repetition, whose segments met the same state of the machine.
 
-    :param report: description of the run, to which the results are added
-    :param path: JSON file, written after each cell
+    :return: median, minimum and maximum of rate / peer's rate
     """
-    report["cells"] = []
-    for cell in cells:
-        print(f"{cell.name} ...", file=sys.stderr, flush=True)
-        report["cells"].append(measure_cell(cell, options))
-        _write(report, path)
-    print(format_report(report["cells"]))
-    for result in report["cells"]:
-        flops = {peer: figures.get("flops_of_2_updates") for peer, figures in result["figures"].items()}
-        if result["cell"]["updates_only"] and len(set(flops.values())) > 1:
-            print(f"\nThe products of {result['cell']['name']} are not those of its floor, flops of 2 updates: {flops}")
+    ratios = [rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=True)]
+    return {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+def summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """Add ``per_second``, and ``ratios``: TD3X's speed over the peer's, and its time over the floor's."""
+    rates = {
+        peer: [segment["steps"] / segment["seconds"] for segment in segments]
+        for peer, segments in result["segments"].items()
+    }
+    own = rates.get("td3x", [])
+    ratios = {
+        peer: ratio(values, own) if peer == "floor" else ratio(own, values)
+        for peer, values in rates.items()
+        if own and peer != "td3x"
+    }
+    return {**result, "per_second": {peer: median(values) for peer, values in rates.items()}, "ratios": ratios}
+
+
+def format_table(results: Sequence[dict[str, Any]]) -> str:
+    """Format results of ``summarize``: steps per second, or updates where a cell has only these, and ratios."""
+    columns: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+        **{f"{name}/s": ("per_second", peer, _format_speed) for peer, name in PEER_NAMES.items()},
+        **{f"TD3X / {PEER_NAMES[peer]}": ("ratios", peer, _format_ratio) for peer in ("sb3", "sbx")},
+        "TD3X time / floor time": ("ratios", "floor", _format_ratio),
+        **{f"{PEER_NAMES[peer]} replay MB": ("replay_bytes", peer, _format_memory) for peer in ("td3x", "sb3", "sbx")},
+    }
+    lines = [["cell", *columns], ["---"] * (1 + len(columns))]
+    for result in results:
+        entries = [(result[kind].get(peer), form) for kind, peer, form in columns.values()]
+        lines.append([result["cell"]["name"], *("-" if entry is None else form(entry) for entry, form in entries)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _format_speed(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+
+
+def _format_ratio(values: Mapping[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
+
+
+def _format_memory(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.0f}"
 
 
 def pin(threads: int | None, device: str) -> int:
@@ -211,59 +167,40 @@ def pin(threads: int | None, device: str) -> int:
     return threads
 
 
-def describe_run(threads: int, precision: str) -> dict[str, Any]:
-    """
-    Describe what the figures depend on besides the cells.
-
-    :param precision: argument ``precision`` of TD3X
-    """
+def describe_run(args: argparse.Namespace) -> dict[str, Any]:
+    """Describe what the figures depend on besides the cells, and warn if the machine is not idle."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    report: dict[str, Any] = {
+    if load is not None and load > IDLE_LOAD:
+        print(f"WARNING: The machine is not idle: load average {load:.2f}. These figures mean little.", file=sys.stderr)
+    return {
+        "device": args.device,
+        "overlap_updates": args.overlap,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "threads": threads,
-        "precision": precision,
+        "threads": args.threads,
+        "precision": args.precision,
         "load_average": load,
         "machine": machine(PACKAGES),
     }
-    if load is not None and load > IDLE_LOAD:
-        report["warning"] = f"The machine is not idle: load average {load:.2f}. These figures mean little."
-        print(f"WARNING: {report['warning']}", file=sys.stderr, flush=True)
-    return report
-
-
-def _write(report: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def positive(text: str) -> float:
-    """Convert the text of an option to a number above 0, for ``argparse``."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed, expected a number above 0")
-    return number
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--cells", nargs="+", choices=list(CELLS), help="measure these cells only")
+    mode.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS), help="measure these cells only")
     mode.add_argument("--quick", action="store_true", help=f"one cell of each kind, segments of {QUICK_SECONDS:g} s")
     parser.add_argument(
         "--peers", nargs="+", choices=list(PEER_NAMES), default=list(PEER_NAMES), help="measure these only"
     )
-    parser.add_argument("--reps", type=at_least(1), default=REPS, help="segments of each peer (default %(default)s)")
+    parser.add_argument("--reps", type=at_least(1), default=5, help="segments of each peer (default %(default)s)")
     parser.add_argument("--steps", type=at_least(1), help="steps of a segment, instead of --seconds")
     parser.add_argument(
         "--seconds",
-        type=positive,
+        type=at_least(1),
         help=f"seconds of the slowest peer's segments (default {SECONDS:g}, with --quick {QUICK_SECONDS:g})",
     )
     parser.add_argument("--threads", type=at_least(1), help="threads of each worker (default: all processors)")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="precision of TD3X")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="precision of TD3X")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of all peers (default: cpu)")
     parser.add_argument("--overlap", action="store_true", help="TD3X trains with overlap_updates=True")
     parser.add_argument("--out", type=Path, default=Path("logs/benchmark_speed"), help="folder of the JSON file")
@@ -279,22 +216,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(arguments)
     # Otherwise the workers would continue alone
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    threads = pin(args.threads, args.device)
-    report = {"device": args.device, "overlap_updates": args.overlap, **describe_run(threads, args.precision)}
+    args.threads = pin(args.threads, args.device)
+    args.seconds = args.seconds or (QUICK_SECONDS if args.quick else SECONDS)
+    missing = {name: module for name, module in NEEDED_MODULES.items() if find_spec(module) is None}
+    if missing:
+        print(f"Left out without their modules: {missing}", file=sys.stderr)
+    args.peers = [peer for peer in args.peers if peer not in missing]
+    report: dict[str, Any] = {**describe_run(args), "cells": []}
     args.out.mkdir(parents=True, exist_ok=True)
-    options = Options(
-        args.peers,
-        args.reps,
-        args.steps,
-        args.seconds or (QUICK_SECONDS if args.quick else SECONDS),
-        threads,
-        args.precision,
-        args.device,
-        args.overlap,
-    )
-    cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells or CELLS]
-    measure_cells(cells, options, report, args.out / f"cells-{args.device}-{args.precision}.json")
-    print(f"\nAll figures: {args.out}")
+    path = args.out / f"cells-{args.device}-{args.precision}.json"
+    cells = QUICK_CELLS if args.quick else [CELLS[name] for name in args.cells]
+    for cell in cells:
+        if cell.env in missing or not {*args.peers} & {*cell.peers}:
+            continue
+        print(f"{cell.name} ...", file=sys.stderr, flush=True)
+        report["cells"].append(measure_cell(cell, args))
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    print(format_table(report["cells"]))
+    print(f"\nAll figures: {path}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import base64
 import copy
 import io
 import json
-import pickle
 import random
 import resource
 import signal
@@ -22,14 +21,12 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -59,26 +56,7 @@ STRANGE_BYTES = [
 SETTINGS = b"!!python/object/apply:collections.OrderedDict\n- - - env\n    - A-v0\n  - - a\n    - !!python/tuple [1]\n"
 
 
-class TrivialEnv(gym.Env[np.ndarray, np.ndarray]):
-    """An env that does nothing."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-
 # Changing files
-
-
-def members_of(content: bytes) -> dict[str, bytes]:
-    """Return the members of a zip file."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def change_bytes(content: bytes, rng: random.Random) -> bytes:
@@ -126,7 +104,8 @@ def change_json(content: bytes, rng: random.Random) -> bytes:
 
 def change_zip(content: bytes, rng: random.Random) -> bytes:
     """Change a member of a zip file. If the file had a checksum, the result has the right one."""
-    members = members_of(content)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
     name = rng.choice(sorted(members))
     if members[name].startswith(b"{\n  ") and rng.random() < 0.9:
         members[name] = change_json(members[name], rng)
@@ -157,36 +136,17 @@ def change(content: bytes, rng: random.Random) -> bytes:
 # Files and their readers
 
 
-@dataclass(frozen=True)
-class Target:
-    """Files of a kind, and what reads them."""
+class Case(NamedTuple):
+    """A file that is changed, and what reads it."""
 
-    files: list[bytes]
-    readers: list[Callable[[bytes], Any]]
-    change: Callable[[bytes, random.Random], bytes]
-    weight: int
+    kind: str
+    path: Path
+    read: Callable[[Path], Any]
 
 
-def from_path(read: Callable[[Path], Any], path: Path) -> Callable[[bytes], Any]:
-    """
-    Return a reader of bytes.
-
-    :param path: where to write the bytes
-    """
-
-    def from_bytes(content: bytes) -> Any:
-        path.write_bytes(content)
-        return read(path)
-
-    return from_bytes
-
-
-def make_targets(folder: Path) -> dict[str, Target]:
-    """
-    Write files of all kinds.
-
-    :param folder: an empty folder
-    """
+def make_cases(folder: Path) -> list[Case]:
+    """Write files of all kinds to an empty folder."""
+    env = DummyVecEnv([lambda: gym.make("Pendulum-v1")])
     kwargs: dict[str, Any] = {
         "policy_kwargs": {"net_arch": [2]},
         "buffer_size": 20,
@@ -196,48 +156,30 @@ def make_targets(folder: Path) -> dict[str, Target]:
         "seed": 0,
         "action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)),
     }
-    agents: list[bytes] = []
-    replay_buffers: list[bytes] = []
+    model = TD3X("MlpPolicy", env, **kwargs)
+    agent_readers: list[Callable[[Path], Any]] = [
+        lambda path: TD3X.load(path, device="cpu"),
+        lambda path: TD3X.load(path, env=env, device="cpu"),
+        lambda path: model.set_parameters(path, device="cpu"),
+        describe_agent,
+    ]
+    cases: list[Case] = []
     for cls in (TD3X, TD3):
-        model = cls("MlpPolicy", TrivialEnv(), **kwargs).learn(10)
-        for save, files in ((model.save, agents), (model.save_replay_buffer, replay_buffers)):
-            file = io.BytesIO()
-            save(file)
-            files.append(file.getvalue())
-    model = TD3X("MlpPolicy", TrivialEnv(), **kwargs)
-    checkpoints = folder / "checkpoints"
-    TD3X("MlpPolicy", TrivialEnv(), **kwargs).learn(30, ResumableCheckpoint(checkpoints, 10, verbose=0))
-
-    def resume(_: Path) -> None:
-        TD3X.resume(checkpoints, DummyVecEnv([TrivialEnv]), device="cpu")
-
-    targets = {
-        "agent": Target(
-            agents,
-            [
-                lambda content: TD3X.load(io.BytesIO(content), device="cpu"),
-                lambda content: TD3X.load(io.BytesIO(content), env=DummyVecEnv([TrivialEnv]), device="cpu"),
-                lambda content: model.set_parameters(io.BytesIO(content), device="cpu"),
-                lambda content: describe_agent(io.BytesIO(content)),
-            ],
-            change,
-            16,
-        ),
-        "replay buffer": Target(
-            replay_buffers, [lambda content: model.load_replay_buffer(io.BytesIO(content))], change, 6
-        ),
-        "statistics": Target(
-            [pickle.dumps(VecNormalize(DummyVecEnv([TrivialEnv])))],
-            [from_path(lambda path: load_vec_normalize(path, DummyVecEnv([TrivialEnv])), folder / "statistics")],
-            change_bytes,
-            2,
-        ),
-        "settings": Target([SETTINGS], [from_path(read_zoo_yaml, folder / "settings")], change_bytes, 1),
-    }
-    # Each file of the checkpoints alone is damaged: the other files stay as they are
-    for number, path in enumerate(sorted(checkpoints.rglob("*.zip"))):
-        targets[f"checkpoints, file {number}"] = Target([path.read_bytes()], [from_path(resume, path)], change_bytes, 1)
-    return targets
+        trained = cls("MlpPolicy", env, **kwargs).learn(10)
+        agent, replay_buffer = folder / f"{cls.__name__}.zip", folder / f"{cls.__name__}.pkl"
+        trained.save(agent)
+        trained.save_replay_buffer(replay_buffer)
+        cases += [Case("agent", agent, read) for read in agent_readers]
+        cases.append(Case("replay buffer", replay_buffer, model.load_replay_buffer))
+    statistics, settings, checkpoints = folder / "vecnormalize.pkl", folder / "config.yml", folder / "checkpoints"
+    VecNormalize(env).save(str(statistics))
+    settings.write_bytes(SETTINGS)
+    cases.append(Case("statistics", statistics, lambda path: load_vec_normalize(path, env)))
+    cases.append(Case("settings", settings, read_zoo_yaml))
+    TD3X("MlpPolicy", env, **kwargs).learn(30, ResumableCheckpoint(checkpoints, 10, verbose=0))
+    for path in checkpoints.rglob("*.zip"):
+        cases.append(Case("checkpoint", path, lambda _: TD3X.resume(checkpoints, env, device="cpu")))
+    return cases
 
 
 # Checking the readers
@@ -260,17 +202,18 @@ def forbid_running(event: str, args: tuple[Any, ...]) -> None:
         raise SystemExit(2)
 
 
-def read_or_refuse(read: Callable[[bytes], Any], content: bytes) -> str:
+def read_or_refuse(case: Case, content: bytes) -> str:
     """
     Read a changed file.
 
     :raises Exception: the reader did anything else
     """
+    case.path.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.setitimer(signal.ITIMER_VIRTUAL, TIME_LIMIT)
     result = "read"
     try:
-        read(content)
+        case.read(case.path)
     except ValueError as error:
         result = "refused"
         if len(str(error).splitlines()) != 1:
@@ -283,17 +226,12 @@ def read_or_refuse(read: Callable[[bytes], Any], content: bytes) -> str:
     return result
 
 
-def main(argv: list[str] | None = None) -> int:
-    """
-    Feed changed files to the readers.
-
-    :param argv: arguments of the command line; None: those of the process
-    :return: number of files that were neither read nor refused
-    """
+def main() -> int:
+    """Feed changed files to the readers, and return the number of files that were neither read nor refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20_000, help="number of changed files")
     parser.add_argument("--seed", type=int, default=0, help="seed of the changes")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
 
     th.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -301,30 +239,25 @@ def main(argv: list[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     failures, slowest, start = 0, 0.0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        targets = make_targets(Path(folder))
+        cases = make_cases(Path(folder))
+        originals = {case.path: case.path.read_bytes() for case in cases}
         # Import everything that the readers need, because imports are forbidden from here on
-        for target in targets.values():
-            for read in target.readers:
-                for content in target.files:
-                    read(content)
+        for case in cases:
+            case.read(case.path)
         signal.signal(signal.SIGVTALRM, stop)
         sys.addaudithook(forbid_running)
-        weights = [target.weight for target in targets.values()]
-        for number, name in enumerate(rng.choices(list(targets), weights=weights, k=args.runs)):
-            target = targets[name]
-            original = rng.choice(target.files)
+        for number, case in enumerate(rng.choices(cases, k=args.runs)):
             before = time.process_time()
-            read = rng.choice(target.readers)
             try:
-                counts[f"{name}: {read_or_refuse(read, target.change(original, rng))}"] += 1
+                counts[f"{case.kind}: {read_or_refuse(case, change(originals[case.path], rng))}"] += 1
             except (Exception, TookTooLongError):
                 failures += 1
-                print(f"FAILURE {number}, {name}", file=sys.stderr)
+                print(f"FAILURE {number}, {case.path.name}", file=sys.stderr)
                 if failures <= 20:
                     traceback.print_exc()
             slowest = max(slowest, time.process_time() - before)
-            if name.startswith("checkpoints"):
-                read(original)
+            # The other files of a checkpoint stay as they are
+            case.path.write_bytes(originals[case.path])
     for name, count in sorted(counts.items()):
         print(f"{name}: {count}")
     print(f"{args.runs} files, {failures} failures, {time.monotonic() - start:.0f} s, slowest {slowest:.2f} s")

@@ -20,9 +20,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -41,8 +40,7 @@ from sb3_td3x.files.atomic import TEMPORARY_PATTERN
 CONTEXT = multiprocessing.get_context("fork")
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """
     A kind of training.
 
@@ -73,11 +71,7 @@ FAILURES = (
 
 
 def make_envs(setting: Setting, folder: Path) -> VecEnv:
-    """
-    Make the envs: normalized Pendulums.
-
-    :param folder: the folder of the training, where each ``Monitor`` writes
-    """
+    """Make normalized Pendulums, each with a ``Monitor`` that writes to the folder of the training."""
 
     def make_env(rank: int) -> gym.Env:
         path = folder / f"{rank}.monitor.csv"
@@ -88,30 +82,10 @@ def make_envs(setting: Setting, folder: Path) -> VecEnv:
     return VecNormalize(envs)
 
 
-def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Connection) -> None:
-    """
-    Train from the newest checkpoint, or from the start.
-
-    :param save_freq: argument of ``ResumableCheckpoint``
-    :param pipe: receives "training" at the start, "saving" before each checkpoint, the timestep of each checkpoint that
-        was written, and the checksum of the parameters at the end
-    """
+def train(setting: Setting, folder: Path, steps: int, save_freq: int) -> None:
+    """Train from the newest checkpoint, or from the start, and write the checksum of the parameters at the end."""
     os.setpgrp()
-    th.set_num_threads(1)
     checkpoints = folder / "checkpoints"
-
-    class ReportingCheckpoint(ResumableCheckpoint):
-        def _on_training_start(self) -> None:
-            super()._on_training_start()
-            pipe.send("training")
-
-        def _save(self) -> bool:
-            pipe.send("saving")
-            saved = super()._save()
-            if saved:
-                pipe.send(self.model.num_timesteps)
-            return saved
-
     if list_checkpoints(checkpoints):
         cut_monitor_files(folder, newest_whole_checkpoint(checkpoints).state["monitor_sizes"])
         model = TD3X.resume(checkpoints, make_envs(setting, folder))
@@ -133,70 +107,47 @@ def train(setting: Setting, folder: Path, steps: int, save_freq: int, pipe: Conn
             seed=1,
             device="cpu",
         )
-    callback = ReportingCheckpoint(checkpoints, save_freq, exact=setting.exact, verbose=0)
+    callback = ResumableCheckpoint(checkpoints, save_freq, exact=setting.exact, verbose=0)
     model.learn(steps - model.num_timesteps, callback, reset_num_timesteps=not model.num_timesteps)
     digest = hashlib.sha256()
     for parameter in model.policy.state_dict().values():
         digest.update(parameter.numpy().tobytes())
-    pipe.send(digest.hexdigest())
+    (folder / "parameters").write_text(digest.hexdigest())
 
 
-def run_until_killed(
-    setting: Setting, folder: Path, args: argparse.Namespace, rng: random.Random | None
-) -> tuple[int, str | None]:
+def run_until_killed(setting: Setting, folder: Path, args: argparse.Namespace, seconds: float | None) -> str | None:
     """
     Train in another process, and kill it.
 
-    :param args: ``steps``, ``save_freq`` and ``seconds``
-    :param rng: draws the moment of the kill, every second time while a checkpoint is written; None: no kill
-    :return: timestep of the last checkpoint that was reported, and the checksum if the training ended before the kill
+    :param seconds: when to kill it; None: not at all
+    :return: the checksum of the parameters; None: the training was killed before its end
     """
-    receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=train, args=(setting, folder, args.steps, args.save_freq, sender))
+    process = CONTEXT.Process(target=train, args=(setting, folder, args.steps, args.save_freq))
     process.start()
-    sender.close()
-    reports: list[int | str] = []
-
-    def read_until(word: str | None, count: int = 1) -> None:
-        with contextlib.suppress(EOFError):
-            while word is None or reports.count(word) < count:
-                reports.append(receiver.recv())
-
-    if rng is not None:
-        # Some processes are killed before their first checkpoint, others after a few
-        n_saves = rng.randint(0, 4)
-        while_saving = n_saves > 0 and rng.random() < 0.5
-        read_until("saving" if n_saves else "training", max(n_saves, 1))
-        time.sleep(rng.uniform(0, 0.03 if while_saving else args.seconds))
-        process.kill()
-        # Forked processes of the envs hold each other's pipes open, and would not end
-        process.join()
-        assert process.pid is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    read_until(None)
+    process.join(seconds)
+    process.kill()
     process.join()
-    if process.exitcode not in (0, -9):
+    # Processes of the envs outlive a killed training
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.exitcode not in (0, -signal.SIGKILL):
         raise SystemExit(f"{setting.name}: a resumed training ended with exit code {process.exitcode}")
-    steps = [entry for entry in reports if isinstance(entry, int)]
-    digests = [entry for entry in reports if isinstance(entry, str) and entry not in ("training", "saving")]
-    return max(steps, default=0), digests[0] if digests else None
+    return (folder / "parameters").read_text() if process.exitcode == 0 else None
 
 
-def main(argv: list[str] | None = None) -> Counter[str]:
-    """
-    Kill trainings until there are enough kills.
-
-    :param argv: arguments of the command line; None: those of the process
-    """
+def main() -> int:
+    """Kill trainings until there are enough kills, and return whether something was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="number of SIGKILLs")
     parser.add_argument("--steps", type=int, default=1000, help="env timesteps of a training")
-    parser.add_argument("--save-freq", type=int, default=100, help="env timesteps between two checkpoints")
-    parser.add_argument("--seconds", type=float, default=0.5, help="longest time from a checkpoint to a kill")
+    parser.add_argument("--save-freq", type=int, default=50, help="env timesteps between two checkpoints")
+    parser.add_argument("--seconds", type=float, default=1.0, help="longest time until a kill")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
 
+    # In this process and its children; a pool of threads would not survive the fork
+    th.set_num_threads(1)
     # Import PyTorch's optimizers once for all children
     th.optim.Adam([th.nn.Parameter(th.zeros(1))])
     rng = random.Random(args.seed)
@@ -208,23 +159,26 @@ def main(argv: list[str] | None = None) -> Counter[str]:
             break
         if setting.exact and setting.name not in expected:
             with tempfile.TemporaryDirectory() as name:
-                expected[setting.name] = run_until_killed(setting, Path(name), args, None)[1]
+                expected[setting.name] = run_until_killed(setting, Path(name), args, None)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             result, written = None, 0
             while result is None:
                 # After enough kills the last training may end
-                saved, result = run_until_killed(setting, folder, args, rng if counts["kills"] < args.kills else None)
+                is_last = counts["kills"] >= args.kills
+                result = run_until_killed(setting, folder, args, None if is_last else rng.uniform(0, args.seconds))
                 counts["kills"] += result is None
-                written = max(written, saved)
                 counts["kills while saving"] += any(folder.rglob(TEMPORARY_PATTERN))
-                if written:
+                if list_checkpoints(folder / "checkpoints"):
                     with warnings.catch_warnings(record=True) as damage:
                         warnings.simplefilter("always")
                         checkpoint = newest_whole_checkpoint(folder / "checkpoints")
                     counts["damaged checkpoints"] += len(damage)
                     counts["resumed"] += 1
                     counts["lost checkpoints"] += checkpoint.num_timesteps < written
+                    written = checkpoint.num_timesteps
+                else:
+                    counts["lost checkpoints"] += written > 0
             counts["runs"] += 1
             if setting.exact:
                 counts["exact runs"] += 1
@@ -232,11 +186,8 @@ def main(argv: list[str] | None = None) -> Counter[str]:
             elif load_results(name)["l"].sum() > args.steps:
                 counts["monitor files with repeats"] += 1
         print(f"{setting.name}: {dict(counts)}, {time.monotonic() - start:.0f} s", flush=True)
-    return counts
+    return sum(counts[name] for name in FAILURES)
 
 
 if __name__ == "__main__":
-    result = main()
-    failures = {name: result[name] for name in FAILURES}
-    print(failures)
-    raise SystemExit(any(failures.values()))
+    raise SystemExit(main() > 0)

@@ -12,8 +12,8 @@ SCRIPTS = Path(__file__).parents[2] / "scripts" / "endurance"
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("kills", ["--kills", "10", "--steps", "500", "--seconds", "0.3"]),
-        ("faults", ["--faults", "15"]),
+        ("kills", ["--kills", "10", "--steps", "500"]),
+        ("faults", ["--faults", "14"]),
         ("fuzz", ["--runs", "300"]),
         ("soak", ["--steps", "2000", "--n-envs", "2", "--save-freq", "500"]),
     ],

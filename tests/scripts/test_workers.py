@@ -23,12 +23,11 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (simulation,) = json.loads(figures.read_text())["simulations"]
     # Two trials of each worker end in the time, with two evaluations each; fewer where the machine cannot keep up
     assert 0 < simulation["milliseconds"]["end trial"]["calls"] <= 6
-    assert simulation["milliseconds"]["connect"]["calls"] == 3
-    assert simulation["rows_per_second"] > 0
+    assert simulation["calls_per_second"] > 0
     assert simulation["database_cores"] >= 0
     output = capsys.readouterr().out
     assert "should prune" in output
-    assert re.search(r"^ +3 +connect +3 ", output, re.M)
+    assert re.search(r"^ +3 +end trial +\d ", output, re.M)
 
 
 @pytest.mark.slow

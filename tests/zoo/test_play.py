@@ -71,14 +71,9 @@ def test_errors_hold_nothing_that_a_terminal_obeys(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ([], "is not the folder of a run"),
-        (["-n", "-3"], "n_timesteps=-3 is not allowed"),
-        (["--seed", "-1"], "seed=-1 is not allowed"),
-        (["--gym-packages", "no_such_package"], "No module named 'no_such_package'"),
-    ],
+    [([], "is not the folder of a run"), (["--gym-packages", "no_such_package"], "No module named 'no_such_package'")],
 )
-def test_wrong_arguments_get_one_sentence(
+def test_what_cannot_be_played_gets_one_sentence(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["play", str(tmp_path), *options]) == 1
@@ -86,20 +81,29 @@ def test_wrong_arguments_get_one_sentence(
     assert message in line
 
 
+@pytest.mark.parametrize(("option", "value", "low"), [("-n", "-3", 1), ("--seed", "-1", 0)])
+def test_numbers_out_of_range(
+    option: str, value: str, low: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["play", str(tmp_path), f"{option}={value}"])
+    assert f"{value!r} is not allowed, expected a whole number of at least {low}" in capsys.readouterr().err
+
+
 class TestPlaying:
     def model(self) -> TD3X:
         return TD3X("MlpPolicy", CountingEnv(), **tiny())
 
-    def test_each_copy_counts_once_and_is_seeded(self, run_folder: Path) -> None:
+    def test_each_copy_is_seeded(self) -> None:
         """Whatever the number of copies, episode i starts from the same state."""
         env = lambda n_envs: make_vec_env("Pendulum-v1", n_envs)  # noqa: E731
         model = TD3X("MlpPolicy", "Pendulum-v1", **tiny())
-        episodes = [play_episodes(model, env(n_envs), 4, seed=7) for n_envs in (1, 2, 3, 4)]
-        assert len({episode.episode_return for episode in episodes[0]}) == 4
-        assert all(episode.length == 200 for episode in episodes[0])
-        for others in episodes[1:]:
-            np.testing.assert_allclose(others, episodes[0], rtol=1e-4)
-        assert play_episodes(model, env(2), 4, seed=7) == episodes[1]
+        episodes = play_episodes(model, env(4), 4, seed=7)
+        assert len({episode.episode_return for episode in episodes}) == 4
+        assert all(episode.length == 200 for episode in episodes)
+        for idx in range(4):
+            np.testing.assert_allclose(play_episodes(model, env(1), 1, seed=7 + idx)[0], episodes[idx], rtol=1e-4)
+        assert play_episodes(model, env(4), 3, seed=7) == episodes[:3]
 
     def test_first_episode_of_each_copy(self) -> None:
         """A copy that ends early continues, and its next episode does not count."""
@@ -115,7 +119,7 @@ class TestPlaying:
         limit = {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 2}}
         change(folder, "config.yml", normalize=False, env_wrapper=limit)
         run = ZooRun(folder)
-        assert play_episodes(run.load_agent(run.last_agent), run.make_env(), 3) == [(3.0, 2)] * 3
+        assert play_episodes(run.load_agent(run.last_agent), run.make_env(3), 3) == [(3.0, 2)] * 3
 
     def test_lost_life_is_not_the_end_of_the_game(self) -> None:
         class Game(CountingEnv):

@@ -12,7 +12,6 @@ from run_folders import ENV, change
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from sb3_td3x import TD3X
 from sb3_td3x.shaping import RewardScale
@@ -20,7 +19,7 @@ from sb3_td3x.studies.arms import read_entries
 from sb3_td3x.zoo import runs
 from sb3_td3x.zoo.register import hyperparams_path
 from sb3_td3x.zoo.run_files import parse_dict
-from sb3_td3x.zoo.runs import ZooRun, check_names, make_wrapper
+from sb3_td3x.zoo.runs import ZooRun, check_names
 
 
 class TestFolder:
@@ -111,12 +110,16 @@ class TestEnv:
     @pytest.mark.parametrize(
         ("key", "wrapper", "message"),
         [
-            ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {"max_steps": 3}}, "TimeLimit with .*config.yml.*max_st"),
-            ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {1: 3}}, "TimeLimit with"),
+            ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {"max_steps": 3}}, "env_wrapper in .*config.yml .*max_st"),
+            ("env_wrapper", {"gymnasium.wrappers.TimeLimit": {1: 3}}, "env_wrapper in"),
             ("env_wrapper", "stable_baselines3.common.vec_env.VecNormalize", "which is not a Wrapper"),
             ("vec_env_wrapper", "gymnasium.wrappers.ClipAction", "which is not a VecEnvWrapper"),
-            ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecFrameStack": {"n": 3}}, "VecFrameStack with"),
-            ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecNormalize": {"norm_obs_keys": ["x"]}}, "VecNorm"),
+            ("vec_env_wrapper", {"stable_baselines3.common.vec_env.VecFrameStack": {"n": 3}}, "vec_env_wrapper in"),
+            (
+                "vec_env_wrapper",
+                {"stable_baselines3.common.vec_env.VecNormalize": {"norm_obs_keys": ["x"]}},
+                "vec_env_",
+            ),
         ],
         ids=str,
     )
@@ -145,7 +148,7 @@ class TestEnv:
     @pytest.mark.parametrize("key", ["env_wrapper", "vec_env_wrapper"])
     def test_wrapper_from_elsewhere_is_refused(self, folder: Path, wrapper: Any, key: str) -> None:
         change(folder, "config.yml", **{key: wrapper})
-        with pytest.raises(ValueError, match=r"config\.yml asks for"):
+        with pytest.raises(ValueError, match=r"config\.yml (asks for|is damaged)"):
             ZooRun(folder).make_env()
 
     def test_wrapper_of_a_users_own_needs_trust(self, folder: Path) -> None:
@@ -155,11 +158,9 @@ class TestEnv:
         assert ZooRun(folder, trusted=True).make_env().reset().keys() == {"count", "minus"}
 
     @pytest.mark.parametrize("name", ["td3x", "documents"])
-    def test_wrappers_of_our_own_entries_are_known(self, name: str) -> None:
-        kinds: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper}
+    def test_what_our_own_entries_name_is_known(self, name: str) -> None:
         for entry in read_entries(hyperparams_path(name)).values():
-            for key, kind in kinds.items():
-                make_wrapper(entry.get(key), kind, "config.yml", runs.WRAPPER_MODULES)
+            check_names(entry, "config.yml")
 
 
 class TestAgents:
