@@ -9,21 +9,22 @@ import difflib
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sb3_td3x.studies.results import RESERVED_NAMES
 from sb3_td3x.validation import check_number
 from sb3_td3x.zoo.register import ALGO, hyperparams_path
-from sb3_td3x.zoo.runs import action_repeat, zoo_algorithms
+from sb3_td3x.zoo.runs import action_repeat, named_in, zoo_algorithms
 
 Entry = dict[str, Any]
 
 FULL = "full"
+# Names in the folder of a study that no arm can have
+RESERVED_NAMES = ("failures", "hyperparams", "report", "study.json", "unfinished")
 # Keys that the zoo takes out of an entry; all others go to the constructor of the algorithm
 _ZOO_KEYS = (
     *("n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback"),
@@ -32,10 +33,10 @@ _ZOO_KEYS = (
 # Arguments of the constructor that the zoo sets itself
 _SET_BY_ZOO = ("self", "env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model")
 # Callbacks that end a training early; all trainings of a study have the same length
-_STOPPING = {
+_STOPPING = (
     "sb3_td3x.callbacks.StopWhenSolved",
     "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes",
-}
+)
 _NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
 # The arm with noise decay: the noise halves this many times in a training, down to a floor
 DECAY_HALVINGS = 5
@@ -214,44 +215,36 @@ def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     return {**entry, "policy_kwargs": {**present, **changes}}
 
 
+def without(entry: Entry, *names: str) -> Entry:
+    """Return an entry without some hyperparameters."""
+    return {name: value for name, value in entry.items() if name not in names}
+
+
 def without_tricks(entry: Entry, tricks: Sequence[Trick]) -> Entry:
-    """
-    Switch tricks off.
-
-    :return: the hyperparameters without them
-    """
-    policy_kwargs: dict[str, Any] = {}
+    """Switch tricks off."""
     for trick in tricks:
-        entry = {key: value for key, value in entry.items() if key not in trick.removed} | dict(trick.changes)
-        policy_kwargs |= trick.policy_kwargs
-    return with_policy_kwargs(entry, policy_kwargs)
+        entry = with_policy_kwargs({**without(entry, *trick.removed), **trick.changes}, trick.policy_kwargs)
+    return entry
 
 
-def switch_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
+def switched(entry: Entry, env: str, timesteps: int) -> Iterator[tuple[str, str, Entry]]:
     """
-    Switch noise decay off, or on where it is off.
+    Switch each of TD3X's additions off, or on where it is off.
 
     :param timesteps: length of the training as the zoo counts
-    :return: name of the arm, and its hyperparameters; None: there is no noise
+    :return: names and descriptions of the arms, and their hyperparameters
     """
-    if entry.get("noise_type") is None:
-        return None
-    if entry.get("action_noise_decay", 1.0) != 1.0:
-        removed = ("action_noise_decay", "action_noise_min_scale")
-        return "no-decay", {key: value for key, value in entry.items() if key not in removed}
-    decay = round(0.5 ** (DECAY_HALVINGS / max(timesteps, 1)), 12)
-    return "decay", {**entry, "action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
-
-
-def switch_shaping(entry: Entry, env: str) -> tuple[str, Entry] | None:
-    """
-    Switch reward shaping off, or on where it is off.
-
-    :return: name of the arm, and its hyperparameters; None: no shaping is known for this env
-    """
+    if entry.get("noise_type") is not None:
+        if entry.get("action_noise_decay", 1.0) != 1.0:
+            yield "no-decay", "without noise decay", without(entry, "action_noise_decay", "action_noise_min_scale")
+        else:
+            decay = round(0.5 ** (DECAY_HALVINGS / max(timesteps, 1)), 12)
+            changes = {"action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
+            yield "decay", "with noise decay", {**entry, **changes}
     if entry.get("reward_shaping") is not None:
-        return "no-shaping", {key: value for key, value in entry.items() if key != "reward_shaping"}
-    return ("shaping", {**entry, "reward_shaping": FALL_SHAPING}) if env.startswith(FALL_ENVS) else None
+        yield "no-shaping", "without reward shaping", without(entry, "reward_shaping")
+    elif env.startswith(FALL_ENVS):
+        yield "shaping", "with reward shaping", {**entry, "reward_shaping": FALL_SHAPING}
 
 
 def ablation_arms(
@@ -286,12 +279,8 @@ def ablation_arms(
                 add(name, ", ".join(trick.description for trick in tricks), env, without_tricks(entry, tricks))
         add(DDPG.arm, DDPG.description, env, without_tricks(entry, [DDPG]))
         decisions = int(entry["n_timesteps"]) if timesteps is None else timesteps // action_repeat(entry)
-        for what, switched in (
-            ("noise decay", switch_decay(entry, decisions)),
-            ("reward shaping", switch_shaping(entry, env)),
-        ):
-            if switched is not None:
-                add(switched[0], f"{'without' if switched[0].startswith('no-') else 'with'} {what}", env, switched[1])
+        for name, description, changed in switched(entry, env, decisions):
+            add(name, description, env, changed)
     if names is not None:
         arms = _named(arms, names, envs)
     return without_equals(without_stops(list(arms.values())))
@@ -376,50 +365,28 @@ def check_arm_name(name: Any) -> str:
 
 
 def without_stops(arms: Sequence[Arm]) -> list[Arm]:
-    """
-    Take out callbacks that end a training early, so that all runs of an env have one length.
-
-    :return: the arms without such callbacks; each env that had one is printed
-    :raises ValueError: ``callback`` holds no names
-    """
+    """Take out callbacks that end a training early, and print the envs that had one."""
     stopped: dict[str, None] = {}
-    kept = []
     for arm in arms:
-        hyperparams = {}
         for env, entry in arm.hyperparams.items():
             callbacks = entry.get("callback") or []
             callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-            if not all(isinstance(item, str | dict) for item in callbacks):
-                raise ValueError(
-                    f"The arm {arm.name}: callback={entry['callback']!r} is not allowed, expected names, or "
-                    "dictionaries of names and arguments"
-                )
-            others = [item for item in callbacks if not _STOPPING & ({item} if isinstance(item, str) else item.keys())]
+            others = [item for item in callbacks if next(named_in([item]))[0] not in _STOPPING]
             if len(others) < len(callbacks):
                 stopped[env] = None
-                entry = {**entry, "callback": others}
-            hyperparams[env] = entry
-        kept.append(replace(arm, hyperparams=hyperparams))
+                arm.hyperparams[env] = {**entry, "callback": others}
     for env in stopped:
         print(f"{env}: callbacks that end a training early are left out, all runs have one length")
-    return kept
+    return list(arms)
 
 
 def without_equals(arms: Sequence[Arm]) -> list[Arm]:
-    """
-    Leave an arm out of an env where it equals an earlier arm.
-
-    :return: the arms that differ; each that is left out is printed
-    """
-    kept: list[Arm] = []
-    for arm in arms:
-        hyperparams = {}
-        for env, entry in arm.hyperparams.items():
-            same = [other.name for other in kept if other.algo == arm.algo and other.hyperparams.get(env) == entry]
-            if same:
-                print(f"{env}: {arm.name} is left out, it is the same as {same[0]}")
-            else:
-                hyperparams[env] = entry
-        if hyperparams:
-            kept.append(replace(arm, hyperparams=hyperparams))
-    return kept
+    """Leave an arm out of an env where it equals an earlier arm, and print it."""
+    for idx, arm in enumerate(arms):
+        for env, entry in list(arm.hyperparams.items()):
+            for other in arms[:idx]:
+                if other.algo == arm.algo and other.hyperparams.get(env) == entry:
+                    print(f"{env}: {arm.name} is left out, it is the same as {other.name}")
+                    del arm.hyperparams[env]
+                    break
+    return [arm for arm in arms if arm.hyperparams]

@@ -17,7 +17,6 @@ class Reference:
     :param zoo_score: mean return of the zoo's best agent
     """
 
-    env: str
     published_as: str
     curves: dict[str, tuple[list[int], list[float]]]
     random_score: float
@@ -27,11 +26,10 @@ class Reference:
 
 @functools.cache
 def references() -> dict[str, Reference]:
-    """Read the published figures; the file names their sources."""
+    """Read the published figures by env; the file names their sources."""
     text = resources.files("sb3_td3x.studies").joinpath("data/zoo_curves.json").read_text(encoding="utf-8")
     return {
         env: Reference(
-            env=env,
             published_as=entry["published_as"],
             curves={algo: (curve["timesteps"], curve["returns"]) for algo, curve in entry["curves"].items()},
             random_score=entry["scores"]["random"],
