@@ -124,7 +124,7 @@ def _examine(run: ZooRun, selection: dict[str, list[float]], n_episodes: int, cp
     trained_on = machine(PACKAGES)
     return Seed(
         seed=run.args["seed"],
-        command=_command(run),
+        command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
         timesteps=agent_data(run.last_agent)["num_timesteps"] * run.action_repeat,
         training_seconds=round(training_seconds(run.folder), 1),
         machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
@@ -165,9 +165,6 @@ def _check_finished(run: ZooRun) -> None:
     trained = agent_data(run.last_agent).get("num_timesteps", 0)
     if trained < expected:
         raise ValueError(f"{run.folder} has trained {trained} timesteps, expected a finished run of {expected}")
-    command = _command(run)
-    if found := _MACHINE_PATH.search(command.encode()):
-        raise ValueError(f"{run.folder} was trained by `{command}`, with a path of a machine, {found.group()!r}")
 
 
 def training_seconds(folder: Path) -> float:
@@ -187,10 +184,6 @@ def without_folders(value: Any) -> Any:
     return value
 
 
-def _command(run: ZooRun) -> str:
-    return portable_command((run.config_folder / "command.txt").read_text(), run.args)
-
-
 def portable_command(command: str, args: dict[str, Any]) -> str:
     """
     Return the command of a training as one would type it, from any folder.
@@ -199,28 +192,19 @@ def portable_command(command: str, args: dict[str, Any]) -> str:
     :param args: content of ``args.yml``
     :return: the command, quoted, without paths of the machine
     """
-    words = re.sub(r"( --[a-z-]+)=", r"\1 ", command).split(" ")
-    if "-m" in words:
-        words = words[words.index("-m") :]
-    elif Path(words[1]).name == "rl_zoo3":
-        # The zoo's command of that name
-        words = ["-m", f"rl_zoo3.{words[2]}", *words[3:]]
-    else:
-        words = words[1:]
-    options: list[list[str]] = []
-    for word in words:
-        if re.match(r"--?[a-zA-Z]", word) or not options:
-            options.append([])
-        options[-1].append(word)
-    result = ["python"]
-    for name, *values in options:
+    words = ["python", "-m", "rl_zoo3.train"]
+    # The interpreter and the script come before the first option
+    for option in re.split(r" (?=--?[a-zA-Z])", re.sub(r"( --[a-z-]+)=", r"\1 ", command))[1:]:
+        name, *values = option.split(" ")
+        if name == "-m":
+            continue
         if name in _EVALUATED:
             given = without_folders(args[_EVALUATED[name]])
             values = [f"{key}:{value!r}" for key, value in given.items()]
         elif name in ("-f", "--log-folder"):
             values = ["logs"]
-        result += [name, *without_folders(values)]
-    return shlex.join(result)
+        words += [name, *without_folders(values)]
+    return shlex.join(words)
 
 
 def write_networks(source: Path, path: Path) -> None:

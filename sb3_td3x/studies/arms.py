@@ -6,11 +6,12 @@ and reward shaping, switched off where the env's entry has them, and on where it
 """
 
 import difflib
+import functools
 import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ _STOPPING = (
     "sb3_td3x.callbacks.StopWhenSolved",
     "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes",
 )
-_NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
 # The arm with noise decay: the noise halves this many times in a training, down to a floor
 DECAY_HALVINGS = 5
 DECAY_MIN_SCALE = 0.1
@@ -68,27 +68,33 @@ class Arm:
 @dataclass(frozen=True)
 class Trick:
     """
-    One of TD3's tricks, and the hyperparameters that switch it off.
+    One of TD3's tricks, and what switches it off.
 
     :param arm: name of the arm without the trick
     :param description: what that arm is, in a few words
+    :param changes: hyperparameters and their values; None: it is taken out
+    :param policy_kwargs: arguments of the policy that are added to those of the entry
     """
 
     arm: str
     description: str
-    changes: Mapping[str, Any]
-    policy_kwargs: Mapping[str, Any]
-    removed: Sequence[str] = ()
+    changes: Entry
+    policy_kwargs: Entry = field(default_factory=dict)
+
+    def switch_off(self, entry: Entry) -> Entry:
+        """Return an entry without the trick."""
+        return with_policy_kwargs(with_changes(entry, self.changes), self.policy_kwargs)
 
 
+_NO_NOISE = dict.fromkeys(("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale"))
 TRICKS = (
-    Trick("stochastic-policy", "without deterministic policy", {}, {"stochastic_actor": True}, _NOISE_KEYS),
-    Trick("no-replay", "without replay", {"buffer_size": 1, "batch_size": 1}, {}),
+    Trick("stochastic-policy", "without deterministic policy", _NO_NOISE, {"stochastic_actor": True}),
+    Trick("no-replay", "without replay", {"buffer_size": 1, "batch_size": 1}),
     # With a delay the target networks would lag behind
-    Trick("no-targets", "without target networks", {"tau": 1.0, "policy_delay": 1}, {}),
-    Trick("no-smoothing", "without target policy smoothing", {"target_policy_noise": 0.0}, {}),
-    Trick("no-delay", "without delayed policy updates", {"policy_delay": 1}, {}),
-    Trick("no-clipping", "without clipped double Q", {"clipped_double_q": False}, {}),
+    Trick("no-targets", "without target networks", {"tau": 1.0, "policy_delay": 1}),
+    Trick("no-smoothing", "without target policy smoothing", {"target_policy_noise": 0.0}),
+    Trick("no-delay", "without delayed policy updates", {"policy_delay": 1}),
+    Trick("no-clipping", "without clipped double Q", {"clipped_double_q": False}),
 )
 DDPG = Trick(
     "ddpg",
@@ -200,7 +206,16 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
+def with_changes(entry: Entry, changes: Entry) -> Entry:
+    """
+    Change hyperparameters.
+
+    :param changes: their values; None takes one out
+    """
+    return {name: value for name, value in {**entry, **changes}.items() if changes.get(name, value) is not None}
+
+
+def with_policy_kwargs(entry: Entry, changes: Entry) -> Entry:
     """
     Change arguments of the policy.
 
@@ -215,36 +230,23 @@ def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     return {**entry, "policy_kwargs": {**present, **changes}}
 
 
-def without(entry: Entry, *names: str) -> Entry:
-    """Return an entry without some hyperparameters."""
-    return {name: value for name, value in entry.items() if name not in names}
-
-
-def without_tricks(entry: Entry, tricks: Sequence[Trick]) -> Entry:
-    """Switch tricks off."""
-    for trick in tricks:
-        entry = with_policy_kwargs({**without(entry, *trick.removed), **trick.changes}, trick.policy_kwargs)
-    return entry
-
-
-def switched(entry: Entry, env: str, timesteps: int) -> Iterator[tuple[str, str, Entry]]:
+def additions(entry: Entry, env: str, timesteps: int) -> Iterator[Trick]:
     """
-    Switch each of TD3X's additions off, or on where it is off.
+    Yield what switches each of TD3X's additions off, or on where it is off.
 
     :param timesteps: length of the training as the zoo counts
-    :return: names and descriptions of the arms, and their hyperparameters
     """
     if entry.get("noise_type") is not None:
         if entry.get("action_noise_decay", 1.0) != 1.0:
-            yield "no-decay", "without noise decay", without(entry, "action_noise_decay", "action_noise_min_scale")
+            yield Trick("no-decay", "without noise decay", {"action_noise_decay": None, "action_noise_min_scale": None})
         else:
             decay = round(0.5 ** (DECAY_HALVINGS / max(timesteps, 1)), 12)
             changes = {"action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
-            yield "decay", "with noise decay", {**entry, **changes}
+            yield Trick("decay", "with noise decay", changes)
     if entry.get("reward_shaping") is not None:
-        yield "no-shaping", "without reward shaping", without(entry, "reward_shaping")
+        yield Trick("no-shaping", "without reward shaping", {"reward_shaping": None})
     elif env.startswith(FALL_ENVS):
-        yield "shaping", "with reward shaping", {**entry, "reward_shaping": FALL_SHAPING}
+        yield Trick("shaping", "with reward shaping", {"reward_shaping": FALL_SHAPING})
 
 
 def ablation_arms(
@@ -267,20 +269,17 @@ def ablation_arms(
     path = conf_file or hyperparams_path()
     arms: dict[str, Arm] = {}
 
-    def add(name: str, description: str, env: str, entry: Entry) -> None:
-        arms.setdefault(name, Arm(name, ALGO, description, {})).hyperparams[env] = entry
-
+    counts = range(1, len(TRICKS) + 1) if all_64 else (1,)
+    combinations = [tricks for count in counts for tricks in itertools.combinations(TRICKS, count)]
     for env in envs:
         entry = entry_of(path, ALGO, env)
-        add(FULL, "all of TD3", env, entry)
-        for count in range(1, len(TRICKS) + 1) if all_64 else (1,):
-            for tricks in itertools.combinations(TRICKS, count):
-                name = "+".join(trick.arm for trick in tricks)
-                add(name, ", ".join(trick.description for trick in tricks), env, without_tricks(entry, tricks))
-        add(DDPG.arm, DDPG.description, env, without_tricks(entry, [DDPG]))
         decisions = int(entry["n_timesteps"]) if timesteps is None else timesteps // action_repeat(entry)
-        for name, description, changed in switched(entry, env, decisions):
-            add(name, description, env, changed)
+        others = [(trick,) for trick in (DDPG, *additions(entry, env, decisions))]
+        for tricks in ((), *combinations, *others):
+            name = "+".join(trick.arm for trick in tricks) or FULL
+            description = ", ".join(trick.description for trick in tricks) or "all of TD3"
+            arm = arms.setdefault(name, Arm(name, ALGO, description, {}))
+            arm.hyperparams[env] = functools.reduce(lambda changed, trick: trick.switch_off(changed), tricks, entry)
     if names is not None:
         arms = _named(arms, names, envs)
     return without_equals(without_stops(list(arms.values())))
@@ -341,10 +340,7 @@ def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -
             raise ValueError(
                 f"{file}, {name}: n_timesteps is not allowed, all arms of an env train as long: --timesteps"
             )
-        hyperparams = {}
-        for env in envs:
-            entry = {**entry_of(path, algo, env), **changes}
-            hyperparams[env] = {key: value for key, value in entry.items() if changes.get(key, value) is not None}
+        hyperparams = {env: with_changes(entry_of(path, algo, env), changes) for env in envs}
         description = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "the zoo's entry"
         arms.append(Arm(check_arm_name(name), algo, description, hyperparams))
     return without_equals(without_stops(arms))

@@ -128,17 +128,6 @@ def test_portable_command_of_the_zoos_own_script() -> None:
     assert portable_command(command, {}) == expected
 
 
-def test_a_command_with_a_path_of_a_machine_is_refused_before_anything_is_played(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy = tmp_path / runs[0].name
-    shutil.copytree(runs[0], copy)
-    (copy / ENV / "command.txt").write_text("/usr/bin/python3 /home/me/train.py --algo td3x")
-    monkeypatch.setattr(publish_module, "select", lambda *_: pytest.fail("played"))
-    assert main(["publish", str(copy), "-o", str(tmp_path / "out")]) == 2
-    assert "with a path of a machine, b'/home/" in capsys.readouterr().err
-
-
 def test_the_published_agent_plays_as_the_trained_one(runs: list[Path], published: Path) -> None:
     training = Training.read(find_agents(published)[0])
     run = runs[[7, 8].index(training.published_seed)]
