@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from rliable import plot_utils  # type: ignore[import-untyped]
 
-from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies.reference import references
 from sb3_td3x.studies.statistics import Scores, performance_profiles
 
@@ -38,9 +37,8 @@ def picture(path: Path, height: float = 4.0) -> Iterator[Axes]:
         figure = Figure(figsize=(8.0, height), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure.subplots()
-        with atomic_write(path) as file:
-            # Without the version of matplotlib, the same statistics give the same file
-            figure.savefig(file, format="png", metadata={"Software": None})
+        # Without the version of matplotlib, the same statistics give the same file
+        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def draw_scores(

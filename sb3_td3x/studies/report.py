@@ -17,7 +17,6 @@ import jinja2
 import markdown  # type: ignore[import-untyped]
 import pandas as pd  # type: ignore[import-untyped]
 
-from sb3_td3x.files.atomic import atomic_write
 from sb3_td3x.studies import plots
 from sb3_td3x.studies.plan import env_file_name
 from sb3_td3x.studies.reference import references
@@ -74,9 +73,8 @@ def write_report(study: Path) -> Path:
         # Six digits are enough to compare
         statistics.to_csv(folder / "statistics.csv", index=False, float_format="%.6g")
         text = _render(results, statistics, folder)
-        for name, content in (("report.md", text), ("report.html", _to_html(text, folder))):
-            with atomic_write(folder / name) as file:
-                file.write(content.encode())
+        (folder / "report.md").write_text(text, encoding="utf-8")
+        (folder / "report.html").write_text(_to_html(text, folder), encoding="utf-8")
         shutil.rmtree(study / "report", ignore_errors=True)
         folder.rename(study / "report")
     finally:
@@ -164,25 +162,28 @@ def _env_section(
 
 
 def _score_table(results: Results, statistics: pd.DataFrame, prefix: str = "") -> pd.DataFrame:
-    """Return one row of statistics for each arm."""
+    """
+    Return one row of statistics for each arm.
+
+    :param prefix: of the statistics of normalized scores; the columns for one env are left out with it
+    """
     single = statistics[statistics["timesteps"].isna()].set_index(["arm", "statistic"])
-    with_solved = "solved" in single.index.get_level_values("statistic")
     rows = []
     for arm in single.index.get_level_values("arm").unique():
         of_arm = single.loc[arm]
         n_seeds = int(of_arm["n_seeds"].max())
-        few_seeds = "the mean" if not prefix and n_seeds < MIN_SEEDS_IQM else ""
         comparison = "the base" if arm == results.base else f"fewer than {MIN_SEEDS} seeds"
-        row = {"arm": arm, "seeds": str(n_seeds)}
-        row["mean [95% interval]"] = _estimate(of_arm, f"{prefix}mean", "")
-        row["IQM [95% interval]"] = _estimate(of_arm, f"{prefix}iqm", few_seeds)
+        row = {
+            "arm": arm,
+            "seeds": str(n_seeds),
+            "mean [95% interval]": _estimate(of_arm, f"{prefix}mean"),
+            "IQM [95% interval]": _estimate(of_arm, f"{prefix}iqm", "the mean" if n_seeds < MIN_SEEDS_IQM else ""),
+            f"P(improves on {results.base})": _estimate(of_arm, "probability_of_improvement", comparison),
+        }
         if not prefix:
             row["difference"] = _estimate(of_arm, "difference", comparison)
-        row[f"P(improves on {results.base})"] = _estimate(of_arm, "probability_of_improvement", comparison)
-        if with_solved:
-            row["solved"] = f"{of_arm.loc['solved', 'value']:.1%}" if "solved" in of_arm.index else ""
-        if not prefix:
-            row["worst 5%"] = _estimate(of_arm, "worst_5_percent", "")
+            row["solved"] = f"{of_arm.loc['solved', 'value']:.1%}" if "solved" in of_arm.index else "no bar"
+            row["worst 5%"] = _estimate(of_arm, "worst_5_percent")
             row["best agents"] = _estimate(of_arm, "best_agents", "none")
         rows.append(row)
     return pd.DataFrame(rows)
@@ -197,11 +198,11 @@ def _value_table(statistics: pd.DataFrame) -> pd.DataFrame:
         row = {"arm": arm, "seeds": str(end.loc["over_estimation", "n_seeds"]), "env step": f"{int(last):,}"}
         row["estimated"] = _number(end.loc["estimated_value", "value"])
         row["return"] = _number(end.loc["monte_carlo_value", "value"])
-        rows.append({**row, "over-estimation [95% interval]": _estimate(end, "over_estimation", "")})
+        rows.append({**row, "over-estimation [95% interval]": _estimate(end, "over_estimation")})
     return pd.DataFrame(rows)
 
 
-def _estimate(statistics: pd.DataFrame, name: str, missing: str) -> str:
+def _estimate(statistics: pd.DataFrame, name: str, missing: str = "") -> str:
     """Return an estimate and its interval as text, or what stands for an estimate that is left out."""
     if name not in statistics.index:
         return missing

@@ -22,6 +22,7 @@ MIN_SEEDS = 3
 # With fewer seeds nothing is cut off, and the interquartile mean is the mean
 MIN_SEEDS_IQM = 4
 WORST_SHARE = 0.05
+N_THRESHOLDS = 200
 # Name of the env in statistics over all envs
 ALL_ENVS = "all"
 
@@ -192,20 +193,17 @@ def normalized_scores(results: Results, references: Mapping[str, Reference]) -> 
     return {arm: (scores - random) / (best - random) for arm, scores in common_scores(results).items()}
 
 
-def performance_profiles(
-    scores: Scores, n_thresholds: int = 200
-) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+def performance_profiles(scores: Scores) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """
     Return the share of runs that score more than a threshold, for many thresholds.
 
     :param scores: for each arm scores of shape (n_envs, n_seeds)
-    :param n_thresholds: number of thresholds, a little beyond the lowest and the highest score
-    :return: thresholds; for each arm the shares, of shape (n_thresholds,); for each arm with enough seeds their
-        intervals, of shape (2, n_thresholds)
+    :return: thresholds, a little beyond the lowest and the highest score; for each arm the shares, of shape
+        (n_thresholds,); for each arm with enough seeds their intervals, of shape (2, n_thresholds)
     """
     everything = np.concatenate([sample.ravel() for sample in scores.values()])
     margin = 0.03 * (np.ptp(everything) or 1.0)
-    thresholds = np.linspace(everything.min() - margin, everything.max() + margin, n_thresholds)
+    thresholds = np.linspace(everything.min() - margin, everything.max() + margin, N_THRESHOLDS)
     # Of shape (n_thresholds, n_seeds)
     above = {arm: (sample > thresholds[:, None, None]).mean(axis=1) for arm, sample in scores.items()}
     shares = {arm: sample.mean(axis=1) for arm, sample in above.items()}
