@@ -13,7 +13,7 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from sb3_td3x.agents.training import PACKAGES, TEST_SEED, Training, find_agents, to_json
 from sb3_td3x.studies.machine import machine
-from sb3_td3x.studies.measure import N_ENVS, play_test
+from sb3_td3x.studies.measure import play_test
 from sb3_td3x.studies.statistics import MIN_SEEDS, MIN_SEEDS_IQM, interquartile_mean, interval, mean, worst_episodes
 from sb3_td3x.zoo.runs import ZooRun
 
@@ -22,20 +22,15 @@ _MARGIN = 0.01
 
 
 def evaluate(
-    folder: Path,
-    n_episodes: int | None = None,
-    n_envs: int = N_ENVS,
-    envs: Sequence[str] | None = None,
-    output: Path | None = None,
+    folder: Path, n_episodes: int | None, n_envs: int, envs: Sequence[str] | None, output: Path | None
 ) -> bool:
     """
     Play published agents, compare with what was recorded when they were published, and print a table.
 
     The comparison goes to stderr, so that the table can go into a file.
 
-    :param n_episodes: number of episodes; None: as many as the test of the agent has
+    :param n_episodes: None: as many as the test of the agent has
     :param n_envs: copies of the env that are played side by side
-    :param envs: ids of the envs to take; None: all
     :return: whether no agent is worse than recorded
     :raises ValueError: there is no such agent
     """
@@ -137,12 +132,7 @@ def _describe(sample: Sequence[float]) -> dict[str, Any]:
 
 
 def format_table(summaries: Sequence[dict[str, Any]], n_envs: int) -> str:
-    """
-    Format figures as a Markdown table, with a note on how they were measured.
-
-    :param summaries: figures from ``summarize``
-    :param n_envs: copies of the env that were played side by side
-    """
+    """Format figures as a Markdown table, with a note on how they were measured."""
     lines = [
         "| env | episodes | mean [95% interval] | IQM | solved | worst 5% | all seeds: mean [95% interval] | IQM "
         "| mean of each seed | env steps | training | RL Zoo: td3, and its best |",

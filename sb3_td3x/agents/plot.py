@@ -63,8 +63,8 @@ def draw(training: Training, axes: Axes) -> None:
     if np.isfinite(low).all():
         axes.fill_between(timesteps, low, high, color=color, alpha=0.2, linewidth=0, label="95% interval")
     plots.draw_references(axes, training.env, _MAX_TIMES_AS_LONG * timesteps[-1])
-    reference = references().get(training.env)
-    older = f" (RL Zoo: {reference.published_as})" if reference and reference.published_as != training.env else ""
+    published_as = references().get(training.env, {}).get("published_as", training.env)
+    older = f" (RL Zoo: {published_as})" if published_as != training.env else ""
     axes.set(title=f"{training.env}{older}", xlabel="Env steps", ylabel="Return of an episode")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(fontsize="small")

@@ -51,10 +51,10 @@ _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
 def publish(
     folders: Sequence[Path],
     output: Path,
-    cpu: str | None = None,
-    selection_episodes: int = 200,
-    test_episodes: int | None = None,
-    jobs: int = 1,
+    cpu: str | None,
+    selection_episodes: int,
+    test_episodes: int | None,
+    jobs: int,
 ) -> Path:
     """
     Select, test and publish the agent of an env.
@@ -63,8 +63,7 @@ def publish(
     :param output: log folder of the zoo to publish in
     :param cpu: processor that trained; None: this machine's
     :param selection_episodes: most episodes that a candidate plays in the selection
-    :param test_episodes: episodes of the test; None: 1,000 where luck decides an episode, else 100
-    :param jobs: processes that play the selection
+    :param test_episodes: None: 1,000 where luck decides an episode, else 100
     :return: folder of the published agent, whose earlier content is replaced
     :raises ValueError: the runs do not belong together, or cannot be published
     """
@@ -93,11 +92,9 @@ def candidates(run: ZooRun) -> list[str]:
 
 def select(run: ZooRun, n_episodes: int, jobs: int) -> dict[str, list[float]]:
     """
-    Let the candidates of a run play, and drop the worse half of them after each round, which are ever longer.
+    Let the candidates of a run play in ever longer rounds, and drop the worse half of them after each.
 
     This is successive halving (Karnin et al. 2013).
-
-    :return: for each candidate the returns of its episodes
     """
     names = candidates(run)
     selection: dict[str, list[float]] = {name: [] for name in names}
@@ -186,11 +183,10 @@ def without_folders(value: Any) -> Any:
 
 def portable_command(command: str, args: dict[str, Any]) -> str:
     """
-    Return the command of a training as one would type it, from any folder.
+    Return the command of a training as one would type it, quoted, and without paths of the machine.
 
     :param command: content of the zoo's ``command.txt``, in which nothing is quoted
     :param args: content of ``args.yml``
-    :return: the command, quoted, without paths of the machine
     """
     words = ["python", "-m", "rl_zoo3.train"]
     # The interpreter and the script come before the first option

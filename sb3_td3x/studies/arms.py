@@ -55,7 +55,6 @@ class Arm:
     One of the alternatives that a study compares.
 
     :param algo: name of the algorithm in the zoo
-    :param description: what the arm is, in a few words
     :param hyperparams: for each env, an entry in the format of the zoo's YAML files
     """
 
@@ -71,7 +70,7 @@ class Trick:
     One of TD3's tricks, and what switches it off.
 
     :param arm: name of the arm without the trick
-    :param description: what that arm is, in a few words
+    :param description: what that arm is
     :param changes: hyperparameters and their values; None: it is taken out
     :param policy_kwargs: arguments of the policy that are added to those of the entry
     """
@@ -122,9 +121,8 @@ def check_choice(what: str, value: Any, allowed: Iterable[str]) -> str:
 
 def read_entries(path: Path) -> dict[str, Entry]:
     """
-    Read a YAML file of hyperparameters.
+    Read a YAML file of hyperparameters, in the zoo's format.
 
-    :param path: the file, in the zoo's format
     :raises ValueError: the file cannot be read or has another format
     """
     content = _read_yaml(path)
@@ -162,10 +160,8 @@ def entries_of(algo: str) -> Path:
 
 def entry_of(path: Path, algo: str, env: str) -> Entry:
     """
-    Return the hyperparameters that the zoo would train with.
+    Return the entry of an env, or the default, as the zoo does.
 
-    :param path: YAML file in the zoo's format
-    :return: the entry of the env, or the default
     :raises ValueError: there is no entry, or it has a hyperparameter that is unknown or not allowed
     """
     from rl_zoo3.exp_manager import ExperimentManager
@@ -185,25 +181,17 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
     """
     Check hyperparameters before a training fails on them.
 
-    :param where: file and entry, for the error
+    :param where: what an error names
     :raises ValueError: the algorithm has no such hyperparameter, or a number is text, as 1e-3 is in YAML
     """
     arguments = [it for it in inspect.signature(zoo_algorithms()[algo].__init__).parameters if it not in _SET_BY_ZOO]
     for name, value in hyperparams.items():
         check_choice(f"{where}: the hyperparameter", name, [*arguments, *_ZOO_KEYS])
-        if isinstance(value, str) and _is_number(value):
+        if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.IGNORECASE):
             raise ValueError(
                 f"{where}: {name}={value!r} is not allowed, expected a number and not text: in YAML 1.0e-3, since 1e-3 "
                 "is text there"
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def with_changes(entry: Entry, changes: Entry) -> Entry:
@@ -257,13 +245,11 @@ def ablation_arms(
     names: Sequence[str] | None = None,
 ) -> list[Arm]:
     """
-    Return the arms of an ablation of TD3.
+    Return the arms of an ablation of TD3. One that equals another in an env is left out there, with a printed line.
 
     :param timesteps: length of the trainings in env steps; None: that of each env's entry
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :param all_64: whether to take every combination of the six tricks
-    :param names: names of the arms to take; None: all
-    :return: the arms; one that equals another in an env is left out there, with a printed line
     :raises ValueError: an arm or an env is unknown, or an env has none of the arms
     """
     path = conf_file or hyperparams_path()
@@ -314,12 +300,11 @@ def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
 
 def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -> list[Arm]:
     """
-    Return the arms that a YAML file describes.
+    Return the arms of a YAML file. One that equals another in an env is left out there, with a printed line.
 
-    :param file: YAML file: the name of each arm, and below it the hyperparameters that change, null for those to take
-        out; ``algo`` names another algorithm than td3x
+    :param file: the name of each arm, and below it the hyperparameters that change, null for those to take out;
+        ``algo`` names another algorithm than td3x
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
-    :return: the arms; one that equals another in an env is left out there, with a printed line
     :raises ValueError: the file, or a name or value in it, is not valid
     """
     content = _read_yaml(file)

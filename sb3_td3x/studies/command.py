@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sb3_td3x.studies.arms import Arm, ablation_arms, check_choice, comparison_arms, sweep_arms
-from sb3_td3x.studies.engine import BACKENDS, report_failures, run_study
+from sb3_td3x.studies.engine import BACKENDS, run_study
 from sb3_td3x.studies.options import at_least
 from sb3_td3x.studies.plan import Evaluation, Plan
 from sb3_td3x.zoo.runs import action_repeat, check_names
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = _make_plan(args)
         name = args.file.stem if args.kind == "sweep" else args.kind
         study = args.folder or Path("logs") / "studies" / name
-        failed = report_failures(run_study(plan, study, args.jobs, args.backend, args.trusted))
+        n_failed = run_study(plan, study, args.jobs, args.backend, args.trusted)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Interrupted: the same command continues", file=sys.stderr)
         return 130
     print(f"Study: {study}")
-    return 1 if failed else 0
+    return 1 if n_failed else 0
 
 
 def _make_parser() -> argparse.ArgumentParser:

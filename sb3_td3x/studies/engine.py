@@ -5,11 +5,11 @@ On a cluster, all machines need the same packages, and a shared filesystem with 
 path.
 """
 
+import contextlib
 import importlib
 import logging
-import sys
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Generator, Sequence
+from itertools import chain, islice
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,15 @@ from sb3_td3x.studies.run import Outcome, do_run, interrupted
 BACKENDS = ("local", "ray")
 
 
-def run_study(
-    plan: Plan, study: Path, jobs: int = 1, backend: str = "local", trusted: bool = False, progress: bool = True
-) -> list[Outcome]:
+def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "local", trusted: bool = False) -> int:
     """
-    Do the missing runs of a study. A run that fails is reported and does not stop the others.
+    Do the missing runs of a study. A run that fails is printed and does not stop the others.
 
     :param study: its folder; if it holds a study, it must be this one
     :param jobs: runs at a time; -1: one for each processor, of the whole cluster with ray
     :param backend: "local", on this machine, or "ray"
     :param trusted: whether arms may name classes that are not in the registry
+    :return: number of runs that failed
     :raises ValueError: the folder holds another study, or a study is running in it
     """
     do_all = _do_on_cluster if backend == "ray" else _do_here
@@ -46,48 +45,36 @@ def run_study(
     try:
         prepare(plan, study)
         runs = list(plan.runs(study, trusted))
-        missing = [run for run in runs if not (run.folder / RUN_FILE).exists()]
-        # Files that are broken are reported
-        outcomes = [do_run(run) for run in runs if run not in missing]
-        print(f"{len(outcomes)} of {len(runs)} runs are finished, {len(missing)} to do", flush=True)
-        with tqdm(total=len(runs), initial=len(outcomes), unit="run", disable=not progress) as bar:
-
-            def note(outcome: Outcome) -> None:
-                outcomes.append(outcome)
-                bar.update()
+        finished = [run for run in runs if (run.folder / RUN_FILE).exists()]
+        missing = [run for run in runs if run not in finished]
+        print(f"{len(finished)} of {len(runs)} runs are finished, {len(missing)} to do", flush=True)
+        n_failed = 0
+        with contextlib.closing(do_all(missing, jobs)) as outcomes:
+            # The files of a finished run may be broken
+            for outcome in chain(map(do_run, finished), tqdm(outcomes, total=len(missing), unit="run")):
                 if outcome.error is not None:
-                    bar.write(f"FAILED {outcome.run.name}: {outcome.error}", file=sys.stderr)
-
-            do_all(missing, jobs, note)
+                    n_failed += 1
+                    tqdm.write(f"FAILED {outcome.run.name}: {outcome.error} ({outcome.run.failure})")
     finally:
         lock.release()
-    return outcomes
+    print(f"{len(runs) - n_failed} of {len(runs)} runs are finished", end="")
+    print(", the next start tries the others again" if n_failed else "", flush=True)
+    return n_failed
 
 
-def report_failures(outcomes: Sequence[Outcome]) -> int:
-    """Print which runs failed, and return their number."""
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    for outcome in failed:
-        print(f"FAILED {outcome.run.name}: {outcome.error} ({outcome.run.failure})")
-    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are finished", end="")
-    print(", the next start tries the others again" if failed else "", flush=True)
-    return len(failed)
-
-
-def _do_here(runs: Sequence[Run], jobs: int, note: Callable[[Outcome], None]) -> None:
+def _do_here(runs: Sequence[Run], jobs: int) -> Generator[Outcome, None, None]:
     """Do runs in threads, which wait for the processes that train and measure."""
     interrupted.clear()
     with ThreadPool(joblib.effective_n_jobs(jobs)) as pool:
         try:
-            for outcome in pool.imap_unordered(do_run, runs):
-                note(outcome)
+            yield from pool.imap_unordered(do_run, runs)
         finally:
             interrupted.set()
             pool.terminate()
             pool.join()
 
 
-def _do_on_cluster(runs: Sequence[Run], jobs: int, note: Callable[[Outcome], None]) -> None:
+def _do_on_cluster(runs: Sequence[Run], jobs: int) -> Generator[Outcome, None, None]:
     """Do runs as tasks of Ray, which repeats those whose machine dies."""
     ray = _import_ray()
     with ray.init(log_to_driver=False, logging_level=logging.WARNING):
@@ -98,9 +85,9 @@ def _do_on_cluster(runs: Sequence[Run], jobs: int, note: Callable[[Outcome], Non
             (task,), _ = ray.wait(list(running))
             run = running.pop(task)
             try:
-                note(ray.get(task))
+                yield ray.get(task)
             except ray.exceptions.RayError as error:
-                note(Outcome(run, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]))
+                yield Outcome(run, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
             running |= {start(run): run for run in islice(waiting, 1)}
 
 

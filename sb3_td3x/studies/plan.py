@@ -169,7 +169,16 @@ def prepare(plan: Plan, study: Path) -> None:
     # The same types as when it is read
     content = json.loads(json.dumps(asdict(plan)))
     if path.exists():
-        content = _with_earlier(asdict(read_plan(study)), content, study)
+        differences: list[str] = []
+        content = _merged(asdict(read_plan(study)), content, (), differences)
+        if differences:
+            raise ValueError(
+                f"{study} holds a study with other settings, and they are not mixed: {'; '.join(differences)}. Take "
+                "another folder, or the same settings (seeds, envs and arms may be added)"
+            )
+        if plan.kind == "ablation" and FULL in content["arms"]:
+            # All others are compared with the first arm
+            content["arms"] = {FULL: content["arms"][FULL], **content["arms"]}
     elif study.is_dir() and not all(
         entry.name == LOCK_FILE or entry.match(TEMPORARY_PATTERN) for entry in study.iterdir()
     ):
@@ -182,21 +191,6 @@ def prepare(plan: Plan, study: Path) -> None:
     for name, arm in content["arms"].items():
         with atomic_write(study / "hyperparams" / f"{name}.yml") as file:
             file.write(yaml.safe_dump(arm["hyperparams"], sort_keys=False).encode())
-
-
-def _with_earlier(old: dict[str, Any], new: dict[str, Any], study: Path) -> dict[str, Any]:
-    """Return the settings of both, which may differ in what was added only."""
-    differences: list[str] = []
-    merged: dict[str, Any] = _merged(old, new, (), differences)
-    if differences:
-        raise ValueError(
-            f"{study} holds a study with other settings, and they are not mixed: {'; '.join(differences)}. Take "
-            "another folder, or the same settings (seeds, envs and arms may be added)"
-        )
-    if merged["kind"] == "ablation" and FULL in merged["arms"]:
-        # All others are compared with the first arm
-        merged["arms"] = {FULL: merged["arms"][FULL], **merged["arms"]}
-    return merged
 
 
 def _merged(old: Any, new: Any, where: _Keys, differences: list[str]) -> Any:

@@ -75,12 +75,12 @@ def draw_learning_curves(statistics: pd.DataFrame, colors: Colors, path: Path, e
 
 def draw_references(axes: Axes, env: str, last: float) -> None:
     """Draw the learning curves that the zoo has published of an env, up to a timestep."""
-    curves = references()[env].curves if env in references() else {}
-    for style, (algo, (timesteps, returns)) in zip(_REFERENCE_LINES, sorted(curves.items()), strict=False):
-        n_points = sum(steps <= last for steps in timesteps)
-        if n_points:
+    curves = references()[env]["curves"] if env in references() else {}
+    for style, (algo, curve) in zip(_REFERENCE_LINES, sorted(curves.items()), strict=False):
+        points = pd.DataFrame(curve).query("timesteps <= @last")
+        if len(points):
             label = f"RL Zoo's {algo}, one seed"
-            axes.plot(timesteps[:n_points], returns[:n_points], label=label, linestyle=style, color="0.5", linewidth=1)
+            axes.plot(*points.to_numpy().T, label=label, linestyle=style, color="0.5", linewidth=1)
 
 
 def draw_profiles(scores: Scores, colors: Colors, path: Path, label: str) -> None:

@@ -82,15 +82,9 @@ def write_record(record: RunRecord, folder: Path) -> None:
 
     :raises ValueError: a return is not finite
     """
-    returns = {
-        "final_returns": record.final_returns,
-        "best_returns": record.best_returns or [],
-        "evaluations": [value for values in record.evaluations["returns"] for value in values],
-    }
-    for name, values in returns.items():
-        for value in values:
-            if not math.isfinite(value):
-                raise ValueError(f"{name} have a {value}: the agent has diverged, or its env gives such rewards")
+    for value in np.concatenate([record.final_returns, record.best_returns or [], *record.evaluations["returns"]]):
+        if not math.isfinite(value):
+            raise ValueError(f"a return is {value}: the agent has diverged, or its env gives such rewards")
     with atomic_write(folder / RUN_FILE) as file:
         file.write(json.dumps({"format": FORMAT, **asdict(record)}, indent=1).encode())
 

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 from scipy.stats import bootstrap, trim_mean  # type: ignore[import-untyped]
 
-from sb3_td3x.studies.reference import Reference
 from sb3_td3x.studies.results import Results
 
 CONFIDENCE = 0.95
@@ -87,7 +86,7 @@ def interval(statistic: Statistic, *samples: np.ndarray) -> tuple[np.ndarray, np
     return result.confidence_interval.low, result.confidence_interval.high
 
 
-def study_statistics(results: Results, references: Mapping[str, Reference]) -> pd.DataFrame:
+def study_statistics(results: Results, references: Mapping[str, Any]) -> pd.DataFrame:
     """
     Return all statistics of a study, one per row.
 
@@ -168,10 +167,9 @@ def _curves(name: str, points: pd.DataFrame, column: str) -> Iterator[dict[str, 
 
 def common_scores(results: Results) -> dict[str, np.ndarray]:
     """
-    Return the scores of the seeds that an arm has finished in all envs.
+    Return for each arm the scores of the seeds that it has finished in all envs, if there are any.
 
-    :return: for each arm scores of shape (n_envs, n_seeds), envs in the study's order; arms without such a seed are
-        left out
+    :return: of shape (n_envs, n_seeds), with the envs in the study's order
     """
     envs = list(results.runs["env"].unique())
     table = results.runs.pivot(index=["arm", "seed"], columns="env", values="score").reindex(columns=envs).dropna()
@@ -179,7 +177,7 @@ def common_scores(results: Results) -> dict[str, np.ndarray]:
     return {arm: table.loc[arm].to_numpy().T for arm in results.plan.arms if arm in arms}
 
 
-def normalized_scores(results: Results, references: Mapping[str, Reference]) -> dict[str, np.ndarray]:
+def normalized_scores(results: Results, references: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """
     Return the scores of all envs on one scale: 0 is random actions, 1 the best agent of RL Zoo's benchmark.
 
@@ -188,8 +186,8 @@ def normalized_scores(results: Results, references: Mapping[str, Reference]) -> 
     envs = results.runs["env"].unique()
     if any(env not in references for env in envs):
         return {}
-    random = np.array([[references[env].random_score] for env in envs])
-    best = np.array([[references[env].zoo_score] for env in envs])
+    random = np.array([[references[env]["scores"]["random"]] for env in envs])
+    best = np.array([[references[env]["scores"]["zoo"]] for env in envs])
     return {arm: (scores - random) / (best - random) for arm, scores in common_scores(results).items()}
 
 

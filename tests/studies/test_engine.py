@@ -231,7 +231,7 @@ def test_signals_end_the_trainings(tmp_path: Path, number: int, jobs: str, statu
 
 def test_one_study_in_a_folder(tmp_path: Path) -> None:
     with held_by_another_process(tmp_path), pytest.raises(ValueError, match="is in use by another process"):
-        run_study(make_plan(), tmp_path, progress=False)
+        run_study(make_plan(), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from rliable import metrics
 from study_folders import make_record, value_estimates, write, write_study
 
-from sb3_td3x.studies.reference import Reference
 from sb3_td3x.studies.results import Evaluations, read_results
 from sb3_td3x.studies.statistics import (
     interquartile_mean,
@@ -138,8 +137,8 @@ def test_statistics_over_all_envs(tmp_path: Path) -> None:
         "B-v0": {"full": {1: [-100.0], 2: [-50.0], 3: [-50.0]}, "other": {1: [0.0], 2: [0.0]}, "half": {2: [1.0]}},
     }
     known = {
-        "A-v0": Reference("A-v0", {}, random_score=0.0, zoo_score=10.0, zoo_algo="tqc"),
-        "B-v0": Reference("B-v0", {}, random_score=-100.0, zoo_score=0.0, zoo_algo="tqc"),
+        "A-v0": {"scores": {"random": 0.0, "zoo": 10.0}},
+        "B-v0": {"scores": {"random": -100.0, "zoo": 0.0}},
     }
     statistics = statistics_of(tmp_path / "study", scores, [1, 2, 3, 4], known)
     # Seeds 1 to 3 have finished in both envs: normalized 0, 1, 0.5 and 0, 0.5, 0.5
