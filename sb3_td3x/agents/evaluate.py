@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from sb3_td3x.agents.training import PACKAGES, TEST_SEED, Training, find_agents, to_json
+from sb3_td3x.agents.training import TEST_SEED, Training, find_agents, to_json
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import play_test
 from sb3_td3x.studies.statistics import MIN_SEEDS, MIN_SEEDS_IQM, interquartile_mean, interval, mean, worst_episodes
@@ -63,7 +63,7 @@ def evaluate(
         summaries.append(summarize(training, returns))
     print(format_table(summaries, n_envs))
     if output is not None:
-        report = {"machine": machine(PACKAGES), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
+        report = {"machine": machine(), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
         output.write_text(to_json({**report, "agents": summaries}))
         print(f"\nAll figures: {output}")
     return all_hold

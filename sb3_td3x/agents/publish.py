@@ -22,7 +22,7 @@ import yaml
 from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from stable_baselines3.common.monitor import load_results
 
-from sb3_td3x.agents.training import PACKAGES, SELECTION_SEED, TEST_SEED, Seed, Training, best_candidate
+from sb3_td3x.agents.training import SELECTION_SEED, TEST_SEED, Seed, Training, best_candidate
 from sb3_td3x.files.agent import save_agent
 from sb3_td3x.studies.machine import machine
 from sb3_td3x.studies.measure import agent_data, play_test, read_evaluations
@@ -118,7 +118,7 @@ def _examine(run: ZooRun, selection: dict[str, list[float]], n_episodes: int, cp
     selected = best_candidate(selection)
     test_returns = play_test(run, run.folder / selected, n_episodes, TEST_SEED)
     print(f"{run.folder.name}: {selected} has {np.mean(test_returns):.2f} in the test", flush=True)
-    trained_on = machine(PACKAGES)
+    trained_on = machine()
     return Seed(
         seed=run.args["seed"],
         command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
@@ -141,7 +141,13 @@ def check_alike(runs: Sequence[ZooRun]) -> None:
     """
     first = runs[0]
     for run in runs:
-        _check_finished(run)
+        if run.algo != ALGO:
+            raise ValueError(f"{run.folder} has algo={run.algo!r}, expected a run of {ALGO}")
+        expected = run.args["n_timesteps"] if run.args["n_timesteps"] > 0 else int(run.hyperparams["n_timesteps"])
+        # An interrupted zoo saves its agent too
+        trained = agent_data(run.last_agent).get("num_timesteps", 0)
+        if trained < expected:
+            raise ValueError(f"{run.folder} has trained {trained} timesteps, expected a finished run of {expected}")
         for name in ("env", "n_timesteps"):
             if run.args[name] != first.args[name]:
                 raise ValueError(
@@ -152,16 +158,6 @@ def check_alike(runs: Sequence[ZooRun]) -> None:
     seeds = [run.args["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"the runs have the seeds {seeds}, expected each once")
-
-
-def _check_finished(run: ZooRun) -> None:
-    if run.algo != ALGO:
-        raise ValueError(f"{run.folder} has algo={run.algo!r}, expected a run of {ALGO}")
-    expected = run.args["n_timesteps"] if run.args["n_timesteps"] > 0 else int(run.hyperparams["n_timesteps"])
-    # An interrupted zoo saves its agent too
-    trained = agent_data(run.last_agent).get("num_timesteps", 0)
-    if trained < expected:
-        raise ValueError(f"{run.folder} has trained {trained} timesteps, expected a finished run of {expected}")
 
 
 def training_seconds(folder: Path) -> float:

@@ -18,8 +18,6 @@ from sb3_td3x.zoo.register import ALGO
 AGENTS_FOLDER = Path("rl-trained-agents")
 TRAINING_FILE = "training.json"
 FORMAT = 1
-# Packages whose versions are recorded
-PACKAGES = ("sb3-td3x", "stable-baselines3", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
 
 # Episode i starts from seed FIRST_SEED + i. Trainings and their evaluations use small seeds, and the tests of studies
 # those from 100,000 on, so no training, tuning or selection has seen the start states of the test.
@@ -38,7 +36,6 @@ class Seed:
     :param selection: for each candidate its returns in the selection; candidates that dropped out have fewer
     :param selected: the candidate with the highest mean return, among those with all episodes
     :param selected_timesteps: env steps before that agent was saved
-    :param evaluations: evaluations during training
     """
 
     seed: int
@@ -60,7 +57,6 @@ class Training:
 
     :param published_seed: the seed whose agent is in the same folder: the best one in the selection
     :param seeds: all seeds that were trained with these hyperparameters, the worst too
-    :param test_episodes: number of episodes in the test of the published agent
     """
 
     env: str

@@ -7,12 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+_PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
 
-def machine(packages: Sequence[str]) -> dict[str, Any]:
+
+def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
     """
     Describe this machine.
 
-    :param packages: names of packages whose versions matter
     :return: ``cpu``, ``cores``, ``system`` and ``versions``, None for packages that are not installed
     """
     return {

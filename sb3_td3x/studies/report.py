@@ -196,9 +196,9 @@ def _value_table(statistics: pd.DataFrame) -> pd.DataFrame:
         last = curve["timesteps"].max()
         end = statistics[(statistics["arm"] == arm) & (statistics["timesteps"] == last)].set_index("statistic")
         row = {"arm": arm, "seeds": str(end.loc["over_estimation", "n_seeds"]), "env step": f"{int(last):,}"}
-        row["estimated"] = _number(end.loc["estimated_value", "value"])
-        row["return"] = _number(end.loc["monte_carlo_value", "value"])
-        rows.append({**row, "over-estimation [95% interval]": _estimate(end, "over_estimation")})
+        for column in ("estimated_value", "monte_carlo_value", "over_estimation"):
+            row[column.replace("_", " ")] = _estimate(end, column)
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

@@ -30,7 +30,6 @@ from sb3_td3x.studies.results import RunRecord, read_record, write_record
 from sb3_td3x.zoo.register import ALGO
 from sb3_td3x.zoo.runs import ZooRun, checkpoint_folder
 
-PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "torch", "numpy")
 # In the folder of a run that is trained and not yet in place, with the duration of the training
 TRAINED_FILE = "trained.json"
 # Seconds between looks at whether a process has ended
@@ -184,7 +183,7 @@ def _measure(run: Run) -> None:
     test = settings.final_episodes, settings.final_seed
     # Before the first update an evaluation says nothing about the training
     has_best = measure.agent_data(trained.best_agent).get("_n_updates", 0) > 0
-    here = machine(PACKAGES)
+    here = machine()
     record = RunRecord(
         arm=run.arm,
         algo=run.algo,
