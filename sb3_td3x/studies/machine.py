@@ -11,11 +11,7 @@ _PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasi
 
 
 def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
-    """
-    Describe this machine.
-
-    :return: ``cpu``, ``cores``, ``system`` and ``versions``, None for packages that are not installed
-    """
+    """Return ``cpu``, ``cores``, ``system`` and ``versions``, None for packages that are not installed."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),

@@ -44,11 +44,7 @@ def picture(path: Path, height: float = 4.0) -> Iterator[Axes]:
 def draw_scores(
     runs: pd.DataFrame | None, statistics: pd.DataFrame, statistic: str, colors: Colors, path: Path, label: str
 ) -> None:
-    """
-    Draw a statistic of each arm with its interval, and the score of each seed.
-
-    :param runs: runs to draw with ``arm`` and ``score``, or None
-    """
+    """Draw a statistic of each arm with its interval, and the scores of runs, if any."""
     rows = statistics[statistics["statistic"] == statistic]
     arms = list(rows["arm"])
     with picture(path, 0.8 + 0.3 * len(arms)) as axes:
@@ -84,11 +80,7 @@ def draw_references(axes: Axes, env: str, last: float) -> None:
 
 
 def draw_profiles(scores: Scores, colors: Colors, path: Path, label: str) -> None:
-    """
-    Draw performance profiles.
-
-    :param scores: for each arm scores of shape (n_envs, n_seeds)
-    """
+    """Draw performance profiles from each arm's scores of shape (n_envs, n_seeds)."""
     thresholds, shares, intervals = performance_profiles(scores)
     with picture(path) as axes:
         plot_utils.plot_performance_profiles(
