@@ -70,7 +70,7 @@ def publish(
     runs = [ZooRun(folder) for folder in folders]
     check_alike(runs)
     env = runs[0].env_id
-    test_episodes = test_episodes or (N_LUCK_TEST_EPISODES if env.startswith(LUCK_ENVS) else N_TEST_EPISODES)
+    test_episodes = test_episodes or episodes_of_test(env)
     seeds = [_examine(run, select(run, selection_episodes, jobs), test_episodes, cpu) for run in runs]
     seeds.sort(key=lambda seed: seed.seed)
     best = max(seeds, key=lambda seed: float(np.mean(seed.selection[seed.selected])))
@@ -78,6 +78,11 @@ def publish(
     training = Training(env, best.seed, seeds, test_episodes)
     _write_agent(next(run for run in runs if run.args["seed"] == best.seed), training, folder)
     return folder
+
+
+def episodes_of_test(env: str) -> int:
+    """Return how many episodes the test of an agent has."""
+    return N_LUCK_TEST_EPISODES if env.startswith(LUCK_ENVS) else N_TEST_EPISODES
 
 
 def candidates(run: ZooRun) -> list[str]:

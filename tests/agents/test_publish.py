@@ -20,6 +20,7 @@ from sb3_td3x.agents.command import main
 from sb3_td3x.agents.publish import (
     candidates,
     check_portable,
+    episodes_of_test,
     portable_command,
     select,
     training_seconds,
@@ -92,6 +93,11 @@ def test_an_agent_without_training_is_no_candidate(runs: list[Path], tmp_path: P
     names = candidates(ZooRun(run))
     assert f"{ENV}.zip" in names
     assert "best_model.zip" not in names
+
+
+def test_tests_are_longer_where_luck_decides() -> None:
+    assert episodes_of_test("BipedalWalkerHardcore-v3") == episodes_of_test("LunarLanderContinuous-v3") == 1000
+    assert episodes_of_test(ENV) == 100
 
 
 def test_the_time_between_interruption_and_resumption_does_not_count(tmp_path: Path) -> None:

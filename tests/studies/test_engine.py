@@ -19,7 +19,7 @@ import yaml
 from processes import held_by_another_process
 
 from sb3_td3x.studies.arms import Arm
-from sb3_td3x.studies.command import main
+from sb3_td3x.studies.command import _make_parser, _make_plan, main
 from sb3_td3x.studies.engine import run_study
 from sb3_td3x.studies.plan import Evaluation, Plan, Run
 from sb3_td3x.studies.results import read_record, read_results
@@ -227,6 +227,22 @@ def test_signals_end_the_trainings(tmp_path: Path, number: int, jobs: str, statu
     process.send_signal(number)
     assert output in finish(process, status)
     wait_for_silence(tmp_path)
+
+
+def test_length_of_trainings_and_evaluations(tmp_path: Path) -> None:
+    def lengths(*options: str) -> tuple[dict[str, int], dict[str, int]]:
+        plan = _make_plan(
+            _make_parser().parse_args(["sweep", str(tmp_path / "arms.yml"), "--env", "Pendulum-v1", *options])
+        )
+        return plan.timesteps, plan.evaluation.freq
+
+    (tmp_path / "arms.yml").write_text("plain:\n")
+    assert lengths() == ({"Pendulum-v1": 10_000}, {"Pendulum-v1": 500})
+    assert lengths("--timesteps", "10") == ({"Pendulum-v1": 10}, {"Pendulum-v1": 1})
+    assert lengths("--eval-freq", "300") == ({"Pendulum-v1": 10_000}, {"Pendulum-v1": 300})
+    # Repeated actions count as env steps
+    (tmp_path / "arms.yml").write_text("plain: {env_wrapper: [{rl_zoo3.wrappers.FrameSkip: {skip: 3}}]}\n")
+    assert lengths() == ({"Pendulum-v1": 30_000}, {"Pendulum-v1": 1500})
 
 
 def test_one_study_in_a_folder(tmp_path: Path) -> None:
