@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sb3_td3x.agents.training import AGENTS_FOLDER, FIRST_ROUND, N_ENVS, Training
+from sb3_td3x.agents.training import AGENTS_FOLDER, Training
 from sb3_td3x.studies.options import at_least
 
 
@@ -50,20 +50,12 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     publish.add_argument("runs", type=Path, nargs="+", metavar="RUN_FOLDER", help="all seeds of one env")
     publish.add_argument("-o", "--output", type=Path, default=AGENTS_FOLDER, help="log folder (default: %(default)s)")
-    publish.add_argument("--add", action="store_true", help="add the seeds to those of the published agent")
     publish.add_argument("--cpu", help="processor that trained, if it was another machine")
     publish.add_argument(
         "--selection-episodes",
         type=at_least(1),
         default=200,
         help="most episodes of a candidate (default: %(default)s)",
-    )
-    publish.add_argument(
-        "--first-round",
-        type=at_least(1),
-        default=FIRST_ROUND,
-        metavar="N",
-        help="episodes before the worse half of the candidates drops out; then 2N, and so on (default: %(default)s)",
     )
     publish.add_argument(
         "--test-episodes", type=at_least(1), help="default: 1,000 in BipedalWalker and LunarLander, else 100"
@@ -73,7 +65,7 @@ def _make_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--env", nargs="+", dest="envs", metavar="ENV", help="these agents only")
     evaluate.add_argument("--episodes", type=at_least(1), help="default: the test of each agent's training.json")
     evaluate.add_argument(
-        "--n-envs", type=at_least(1), default=N_ENVS, help="copies of the env side by side (default: %(default)s)"
+        "--n-envs", type=at_least(1), default=10, help="copies of the env side by side (default: %(default)s)"
     )
     evaluate.add_argument("--check", action="store_true", help="exit status 1 if an agent is worse than recorded")
     evaluate.add_argument("-o", "--output", type=Path, help="JSON file for all figures")
@@ -97,16 +89,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _publish(args: argparse.Namespace) -> int:
     from sb3_td3x.agents.publish import publish
 
-    folder = publish(
-        args.runs,
-        args.output,
-        args.add,
-        args.cpu,
-        args.selection_episodes,
-        args.first_round,
-        args.test_episodes,
-        args.jobs,
-    )
+    folder = publish(args.runs, args.output, args.cpu, args.selection_episodes, args.test_episodes, args.jobs)
     size = sum(path.stat().st_size for path in folder.rglob("*"))
     print(f"{folder}: seed {Training.read(folder).published_seed}, {size / 2**20:.2f} MiB")
     return 0
@@ -130,9 +113,17 @@ def _plot(args: argparse.Namespace) -> int:
 def _animate(args: argparse.Namespace) -> int:
     # The env renders to arrays only. SDL would look for a display, and print an error where there is none
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    from sb3_td3x.agents.animate import animate
+    from sb3_td3x.animation import record_episode
+    from sb3_td3x.zoo.runs import ZooRun
 
-    path = args.output or Path(f"{args.folder.resolve().name.rpartition('_')[0]}.gif")
-    recording = animate(args.folder, path, args.best, args.seed, args.every, args.width, args.trusted)
+    run = ZooRun(args.folder, args.trusted)
+    env = run.make_env(seed=args.seed)
+    try:
+        model = run.load_agent(run.best_agent if args.best else run.last_agent, env)
+        recording = record_episode(model, env, seed=args.seed, width=args.width)
+    finally:
+        env.close()
+    path = args.output or Path(f"{run.config_folder.name}.gif")
+    recording.save_gif(path, args.every, args.width)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {recording}")
     return 0

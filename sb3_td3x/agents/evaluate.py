@@ -1,6 +1,5 @@
 """The test of published agents, and a table of the results next to those that RL Zoo published."""
 
-import csv
 import math
 import sys
 from collections.abc import Sequence
@@ -10,40 +9,28 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 
-from sb3_td3x.agents.training import (
-    N_ENVS,
-    PACKAGES,
-    TEST_SEED,
-    Training,
-    find_agents,
-    play_agent,
-    to_json,
-)
+from sb3_td3x.agents.training import TEST_SEED, Training, find_agents, to_json
 from sb3_td3x.studies.machine import machine
-from sb3_td3x.studies.statistics import MIN_SEEDS, MIN_SEEDS_IQM, describe_episodes, interquartile_mean, interval, mean
+from sb3_td3x.studies.measure import play_test
+from sb3_td3x.studies.statistics import MIN_SEEDS, MIN_SEEDS_IQM, interquartile_mean, interval, mean, worst_episodes
+from sb3_td3x.zoo.runs import ZooRun
 
 # Rounding, where all returns are alike
 _MARGIN = 0.01
 
-Figures = dict[str, tuple[float, float, int]]
-
 
 def evaluate(
-    folder: Path,
-    n_episodes: int | None = None,
-    n_envs: int = N_ENVS,
-    envs: Sequence[str] | None = None,
-    output: Path | None = None,
+    folder: Path, n_episodes: int | None, n_envs: int, envs: Sequence[str] | None, output: Path | None
 ) -> bool:
     """
     Play published agents, compare with what was recorded when they were published, and print a table.
 
     The comparison goes to stderr, so that the table can go into a file.
 
-    :param n_episodes: number of episodes; None: as many as the test of the agent has
+    :param n_episodes: None: as many as the test of the agent has
     :param n_envs: copies of the env that are played side by side
-    :param envs: ids of the envs to take; None: all
     :return: whether no agent is worse than recorded
     :raises ValueError: there is no such agent
     """
@@ -58,9 +45,8 @@ def evaluate(
     for path, training in trainings.items():
         if envs and training.env not in envs:
             continue
-        returns = play_agent(
-            path, f"{path.name.rpartition('_')[0]}.zip", n_episodes or training.test_episodes, TEST_SEED, n_envs
-        )
+        run = ZooRun(path)
+        returns = play_test(run, run.last_agent, n_episodes or training.test_episodes, TEST_SEED, n_envs)
         n_common = min(len(returns), len(training.published.test_returns))
         recorded, again = training.published.test_returns[:n_common], returns[:n_common]
         lost, allowed = float(np.mean(recorded) - np.mean(again)), allowed_loss(recorded, again)
@@ -77,7 +63,7 @@ def evaluate(
         summaries.append(summarize(training, returns))
     print(format_table(summaries, n_envs))
     if output is not None:
-        report = {"machine": machine(PACKAGES), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
+        report = {"machine": machine(), "evaluation": {"first_seed": TEST_SEED, "n_envs": n_envs}}
         output.write_text(to_json({**report, "agents": summaries}))
         print(f"\nAll figures: {output}")
     return all_hold
@@ -104,19 +90,7 @@ def summarize(training: Training, returns: list[float]) -> dict[str, Any]:
     :return: ``published``, over the episodes; ``all_seeds``, over the mean returns of the seeds
     """
     published = training.published
-    scores = np.array([np.mean(seed.test_returns) for seed in training.seeds])
-    all_seeds: dict[str, Any] = {
-        "seeds": [seed.seed for seed in training.seeds],
-        "timesteps": published.timesteps,
-        "episodes": [len(seed.test_returns) for seed in training.seeds],
-        "means": scores.tolist(),
-        "mean": float(scores.mean()),
-    }
-    if len(scores) >= MIN_SEEDS:
-        all_seeds["mean_95"] = [float(bound) for bound in interval(mean, scores)]
-    if len(scores) >= MIN_SEEDS_IQM:
-        all_seeds["iqm"] = float(interquartile_mean(scores, axis=0))
-        all_seeds["iqm_95"] = [float(bound) for bound in interval(interquartile_mean, scores)]
+    means = [float(np.mean(seed.test_returns)) for seed in training.seeds]
     bar = gym.spec(training.env).reward_threshold
     return {
         "env": training.env,
@@ -125,12 +99,19 @@ def summarize(training: Training, returns: list[float]) -> dict[str, Any]:
             "agent": published.selected,
             "timesteps": published.selected_timesteps,
             "episodes": len(returns),
+            **_describe(returns),
+            "std": float(np.std(returns)),
             "solved_at": bar,
-            **describe_episodes(returns, bar),
+            "solved": None if bar is None else float((np.array(returns) >= bar).mean()),
+            "worst_5_percent": worst_episodes(np.array(returns)),
             "returns": returns,
         },
         "all_seeds": {
-            **all_seeds,
+            "seeds": [seed.seed for seed in training.seeds],
+            "timesteps": published.timesteps,
+            "episodes": [len(seed.test_returns) for seed in training.seeds],
+            "means": means,
+            **_describe(means),
             "training_seconds": [seed.training_seconds for seed in training.seeds],
             "cpus": sorted({seed.machine["cpu"] for seed in training.seeds}),
             "commands": [seed.command for seed in training.seeds],
@@ -138,33 +119,20 @@ def summarize(training: Training, returns: list[float]) -> dict[str, Any]:
     }
 
 
-def read_zoo_benchmark() -> dict[str, Figures]:
-    """
-    Read the figures that RL Zoo published of its own agents.
-
-    :return: mean, standard deviation and timesteps by env without its version, and algorithm
-    """
-    figures: dict[str, Figures] = {}
-    file = resources.files("sb3_td3x.studies").joinpath("data/zoo_benchmark.csv")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        entry = (float(row["mean"]), float(row["std"]), int(row["timesteps"]))
-        figures.setdefault(_base_name(row["env"]), {})[row["algo"]] = entry
+def _describe(sample: Sequence[float]) -> dict[str, Any]:
+    """Return mean and IQM of episodes or seeds with their 95% intervals, as far as there are enough of them."""
+    scores = np.array([sample])
+    figures: dict[str, Any] = {"mean": float(mean(scores))}
+    if len(sample) >= MIN_SEEDS:
+        figures["mean_95"] = [float(bound) for bound in interval(mean, scores)]
+    if len(sample) >= MIN_SEEDS_IQM:
+        figures["iqm"] = float(interquartile_mean(scores))
+        figures["iqm_95"] = [float(bound) for bound in interval(interquartile_mean, scores)]
     return figures
 
 
-def _base_name(env: str) -> str:
-    return env.rpartition("-v")[0]
-
-
 def format_table(summaries: Sequence[dict[str, Any]], n_envs: int) -> str:
-    """
-    Format figures as a Markdown table, with a note on how they were measured.
-
-    :param summaries: figures from ``summarize``
-    :param n_envs: copies of the env that were played side by side
-    """
-    zoo = read_zoo_benchmark()
+    """Format figures as a Markdown table, with a note on how they were measured."""
     lines = [
         "| env | episodes | mean [95% interval] | IQM | solved | worst 5% | all seeds: mean [95% interval] | IQM "
         "| mean of each seed | env steps | training | RL Zoo: td3, and its best |",
@@ -175,16 +143,16 @@ def format_table(summaries: Sequence[dict[str, Any]], n_envs: int) -> str:
         cells = [
             f"{summary['env']} (seed {agent['seed']})",
             f"{agent['episodes']:,}",
-            _with_interval(agent["mean"], agent["mean_95"]),
-            f"{agent['iqm']:.1f}",
+            _mean(agent),
+            _iqm(agent),
             "no bar" if agent["solved"] is None else f"{agent['solved']:.1%} reach {agent['solved_at']:g}",
             f"{agent['worst_5_percent']:.1f}",
-            _with_interval(seeds["mean"], seeds.get("mean_95")),
-            f"{seeds['iqm']:.1f}" if "iqm" in seeds else "the mean",
+            _mean(seeds),
+            _iqm(seeds),
             _seed_means(seeds),
             _steps(seeds["timesteps"]),
             _duration(float(np.mean(seeds["training_seconds"]))),
-            format_zoo(zoo.get(_base_name(summary["env"]), {})),
+            format_zoo(summary["env"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     cpus = sorted({cpu for summary in summaries for cpu in summary["all_seeds"]["cpus"]})
@@ -201,8 +169,13 @@ _NOTE = (
 )
 
 
-def _with_interval(value: float, bounds: Sequence[float] | None) -> str:
-    return f"{value:.1f} [{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else f"{value:.1f}"
+def _mean(figures: dict[str, Any]) -> str:
+    bounds = figures.get("mean_95")
+    return f"{figures['mean']:.1f} [{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else f"{figures['mean']:.1f}"
+
+
+def _iqm(figures: dict[str, Any]) -> str:
+    return f"{figures['iqm']:.1f}" if "iqm" in figures else "the mean"
 
 
 def _seed_means(seeds: dict[str, Any]) -> str:
@@ -211,16 +184,14 @@ def _seed_means(seeds: dict[str, Any]) -> str:
     return f"{', '.join(f'{value:.1f}' for value in seeds['means'])} in {counts} episodes each"
 
 
-def format_zoo(figures: Figures) -> str:
-    """
-    Format what the zoo published about an env.
-
-    :param figures: mean, standard deviation and timesteps by algorithm
-    :return: those of td3, and of the best algorithm
-    """
-    best = max(figures, key=lambda algo: figures[algo][0], default="td3")
-    shown = {algo: figures[algo] for algo in ("td3", best) if algo in figures}
-    return ", ".join(f"{algo} {mean:.1f} ± {std:.1f} at {_steps(n)}" for algo, (mean, std, n) in shown.items())
+def format_zoo(env: str) -> str:
+    """Return what RL Zoo published of td3 and of its best algorithm in an env, of any version."""
+    file = resources.files("sb3_td3x.studies").joinpath("data/zoo_benchmark.csv")
+    with file.open(encoding="utf-8") as lines:
+        table = pd.read_csv(lines, comment="#", index_col="algo")
+    table = table[table["env"].str.rpartition("-v")[0] == env.rpartition("-v")[0]]
+    best = table[table.index.isin(["td3"]) | (table["mean"] == table["mean"].max())].sort_values("mean")
+    return ", ".join(f"{it.Index} {it.mean:.1f} ± {it.std:.1f} at {_steps(it.timesteps)}" for it in best.itertuples())
 
 
 def _steps(number: int) -> str:

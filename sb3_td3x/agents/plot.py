@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 from sb3_td3x.agents.training import Training, find_agents
 from sb3_td3x.studies import plots
 from sb3_td3x.studies.reference import references
-from sb3_td3x.studies.statistics import interval, mean
+from sb3_td3x.studies.statistics import interval
 from sb3_td3x.zoo.register import ALGO
 
 # The zoo trained up to a hundred times as long; more of its curves would hide ours
@@ -30,7 +30,7 @@ def plot(folder: Path, output: Path) -> list[Path]:
             print(f"{training.env}: not all seeds have evaluations, no picture")
             continue
         path = output / f"{training.env}.png"
-        with plots.picture(path, 4.0) as ((axes,),):
+        with plots.picture(path) as axes:
             draw(training, axes)
         paths.append(path)
     return paths
@@ -40,8 +40,7 @@ def learning_curve(training: Training) -> tuple[np.ndarray, np.ndarray]:
     """
     Return the evaluations of all seeds.
 
-    :param training: what is known of an agent
-    :return: timesteps of the first seed's evaluations, of shape (n,), and mean returns, of shape (n_seeds, n); those of
+    :return: timesteps of the first seed's evaluations, of shape (n,), and mean returns, of shape (n, n_seeds); those of
         seeds that were evaluated at other timesteps are interpolated
     """
     curves = [
@@ -49,29 +48,23 @@ def learning_curve(training: Training) -> tuple[np.ndarray, np.ndarray]:
         for seed in training.seeds
     ]
     timesteps = curves[0][0]
-    return timesteps, np.array([np.interp(timesteps, *curve) for curve in curves])
+    return timesteps, np.stack([np.interp(timesteps, *curve) for curve in curves], axis=1)
 
 
 def draw(training: Training, axes: Axes) -> None:
     """Draw the learning curves of an agent's seeds."""
     timesteps, returns = learning_curve(training)
-    color, *others = sns.color_palette("colorblind")
-    axes.plot(timesteps, returns.T, color=color, linewidth=0.5, alpha=0.5)
-    label = f"{ALGO}, mean of {len(returns)} seeds" if len(returns) > 1 else f"{ALGO}, one seed"
-    axes.plot(timesteps, mean(returns, axis=0), color=color, linewidth=2, label=label)
-    low, high = interval(mean, returns)
+    color = sns.color_palette("colorblind")[0]
+    axes.plot(timesteps, returns, color=color, linewidth=0.5, alpha=0.5)
+    n_seeds = returns.shape[1]
+    label = f"{ALGO}, mean of {n_seeds} seeds" if n_seeds > 1 else f"{ALGO}, one seed"
+    axes.plot(timesteps, returns.mean(axis=1), color=color, linewidth=2, label=label)
+    low, high = interval(np.mean, returns)
     if np.isfinite(low).all():
         axes.fill_between(timesteps, low, high, color=color, alpha=0.2, linewidth=0, label="95% interval")
-    end = _MAX_TIMES_AS_LONG * timesteps[-1]
-    reference = references().get(training.env)
-    for (algo, (steps, values)), other in zip(
-        sorted(reference.curves.items() if reference else ()), others, strict=False
-    ):
-        n_points = sum(step <= end for step in steps)
-        if n_points:
-            label = f"RL Zoo's {algo}, one seed"
-            axes.plot(steps[:n_points], values[:n_points], color=other, linestyle="--", linewidth=1, label=label)
-    older = f" (RL Zoo: {reference.published_as})" if reference and reference.published_as != training.env else ""
+    plots.draw_references(axes, training.env, _MAX_TIMES_AS_LONG * timesteps[-1])
+    published_as = references().get(training.env, {}).get("published_as", training.env)
+    older = f" (RL Zoo: {published_as})" if published_as != training.env else ""
     axes.set(title=f"{training.env}{older}", xlabel="Env steps", ylabel="Return of an episode")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(fontsize="small")

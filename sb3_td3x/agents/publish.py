@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,20 @@ import yaml
 from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from stable_baselines3.common.monitor import load_results
 
-from sb3_td3x.agents.training import (
-    FIRST_ROUND,
-    N_SELECTION_EPISODES,
-    PACKAGES,
-    SELECTION_SEED,
-    TEST_SEED,
-    Seed,
-    Training,
-    best_candidate,
-    episodes_of_test,
-    play_agent,
-)
+from sb3_td3x.agents.training import SELECTION_SEED, TEST_SEED, Seed, Training, best_candidate
 from sb3_td3x.files.agent import save_agent
 from sb3_td3x.studies.machine import machine
-from sb3_td3x.studies.measure import agent_data, read_evaluations
+from sb3_td3x.studies.measure import agent_data, play_test, read_evaluations
 from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.register import ALGO
 from sb3_td3x.zoo.runs import ZooRun
 
+# Episodes of a candidate before the worse half drops out
+FIRST_ROUND = 20
+N_TEST_EPISODES = 100
+# Envs where luck decides whether an episode succeeds, so that the test needs more episodes
+LUCK_ENVS = ("BipedalWalker", "LunarLander")
+N_LUCK_TEST_EPISODES = 1000
 # Options of the zoo whose values it evaluates, and their names in args.yml
 _EVALUATED = {
     **dict.fromkeys(("-params", "--hyperparams"), "hyperparams"),
@@ -57,54 +51,42 @@ _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|work|Users)[/\"'\s]")
 def publish(
     folders: Sequence[Path],
     output: Path,
-    add: bool = False,
-    cpu: str | None = None,
-    selection_episodes: int = N_SELECTION_EPISODES,
-    first_round: int = FIRST_ROUND,
-    test_episodes: int | None = None,
-    jobs: int = 1,
+    cpu: str | None,
+    selection_episodes: int,
+    test_episodes: int | None,
+    jobs: int,
 ) -> Path:
     """
     Select, test and publish the agent of an env.
 
     :param folders: finished runs of td3x in one env, with the same settings and a seed each
     :param output: log folder of the zoo to publish in
-    :param add: whether the runs are further seeds of the agent that is published there
     :param cpu: processor that trained; None: this machine's
     :param selection_episodes: most episodes that a candidate plays in the selection
-    :param first_round: episodes before the worse half of the candidates drops out; then twice as many, and so on
-        (successive halving, Karnin et al. 2013)
-    :param test_episodes: episodes of the test; None: as many as the env needs
-    :param jobs: processes that play the selection
+    :param test_episodes: None: 1,000 where luck decides an episode, else 100
     :return: folder of the published agent, whose earlier content is replaced
     :raises ValueError: the runs do not belong together, or cannot be published
     """
     runs = [ZooRun(folder) for folder in folders]
+    check_alike(runs)
     env = runs[0].env_id
-    folder = output / ALGO / f"{runs[0].config_folder.name}_1"
-    earlier = Training.read(folder) if add else None
-    check_alike(runs, ZooRun(folder) if add else None, earlier)
-    test_episodes = test_episodes or (earlier.test_episodes if earlier else episodes_of_test(env))
-    seeds = list(earlier.seeds) if earlier else []
-    for run in runs:
-        selection = select(run, selection_episodes, first_round, jobs)
-        seeds.append(_examine(run, selection, test_episodes, cpu))
+    test_episodes = test_episodes or episodes_of_test(env)
+    seeds = [_examine(run, select(run, selection_episodes, jobs), test_episodes, cpu) for run in runs]
     seeds.sort(key=lambda seed: seed.seed)
     best = max(seeds, key=lambda seed: float(np.mean(seed.selection[seed.selected])))
+    folder = output / ALGO / f"{runs[0].config_folder.name}_1"
     training = Training(env, best.seed, seeds, test_episodes)
-    if earlier and best in earlier.seeds:
-        training.write(folder)
-    else:
-        _write_agent(next(run for run in runs if run.args["seed"] == best.seed), training, folder)
+    _write_agent(next(run for run in runs if run.args["seed"] == best.seed), training, folder)
     return folder
 
 
-def candidates(run: ZooRun) -> list[str]:
-    """
-    Return the agents of a run to choose from.
+def episodes_of_test(env: str) -> int:
+    """Return how many episodes the test of an agent has."""
+    return N_LUCK_TEST_EPISODES if env.startswith(LUCK_ENVS) else N_TEST_EPISODES
 
-    :return: file names, the last agent first; of files with the same agent one, and none of an agent without training
-    """
+
+def candidates(run: ZooRun) -> list[str]:
+    """Return the file names of a run's agents, the last first: each once, and none without training."""
     names: dict[tuple[int, int], str] = {}
     for path in (run.last_agent, run.best_agent, *run.saved_agents().values()):
         data = agent_data(path)
@@ -113,21 +95,20 @@ def candidates(run: ZooRun) -> list[str]:
     return list(names.values())
 
 
-def select(run: ZooRun, n_episodes: int, first_round: int, jobs: int) -> dict[str, list[float]]:
+def select(run: ZooRun, n_episodes: int, jobs: int) -> dict[str, list[float]]:
     """
-    Let the candidates of a run play, and drop the worse half of them after each round.
+    Let the candidates of a run play in ever longer rounds, and drop the worse half of them after each.
 
-    :param first_round: episodes before the worse half drops out for the first time
-    :return: for each candidate the returns of its episodes
+    This is successive halving (Karnin et al. 2013).
     """
     names = candidates(run)
     selection: dict[str, list[float]] = {name: [] for name in names}
-    n_played, n_next = 0, min(first_round, n_episodes)
+    n_played, n_next = 0, min(FIRST_ROUND, n_episodes)
     while True:
         # As a generator, so that each candidate is reported when it has played: there may be many
         played = Parallel(jobs, return_as="generator")
         first_seed = SELECTION_SEED + n_played
-        tasks = (delayed(play_agent)(run.folder, name, n_next - n_played, first_seed) for name in names)
+        tasks = (delayed(play_test)(run, run.folder / name, n_next - n_played, first_seed) for name in names)
         for name, returns in zip(names, played(tasks), strict=True):
             selection[name] += returns
             print(f"{run.folder.name}, {name}: {np.mean(selection[name]):.2f} in {n_next} episodes", flush=True)
@@ -140,12 +121,12 @@ def select(run: ZooRun, n_episodes: int, first_round: int, jobs: int) -> dict[st
 def _examine(run: ZooRun, selection: dict[str, list[float]], n_episodes: int, cpu: str | None) -> Seed:
     """Test the winner of a selection."""
     selected = best_candidate(selection)
-    test_returns = play_agent(run.folder, selected, n_episodes, TEST_SEED)
+    test_returns = play_test(run, run.folder / selected, n_episodes, TEST_SEED)
     print(f"{run.folder.name}: {selected} has {np.mean(test_returns):.2f} in the test", flush=True)
-    trained_on = machine(PACKAGES)
+    trained_on = machine()
     return Seed(
         seed=run.args["seed"],
-        command=_command(run),
+        command=portable_command((run.config_folder / "command.txt").read_text(), run.args),
         timesteps=agent_data(run.last_agent)["num_timesteps"] * run.action_repeat,
         training_seconds=round(training_seconds(run.folder), 1),
         machine={**trained_on, "cpu": cpu or trained_on["cpu"]},
@@ -153,21 +134,25 @@ def _examine(run: ZooRun, selection: dict[str, list[float]], n_episodes: int, cp
         selected=selected,
         selected_timesteps=agent_data(run.folder / selected)["num_timesteps"] * run.action_repeat,
         test_returns=test_returns,
-        evaluations=asdict(read_evaluations(run)),
+        evaluations=read_evaluations(run),
     )
 
 
-def check_alike(runs: Sequence[ZooRun], published: ZooRun | None = None, earlier: Training | None = None) -> None:
+def check_alike(runs: Sequence[ZooRun]) -> None:
     """
     Check that runs can be published together.
 
-    :param published: folder of the published agent that they are further seeds of
-    :param earlier: what is known of that agent
     :raises ValueError: they are not finished runs of one env that differ in their seeds only
     """
-    first = published or runs[0]
+    first = runs[0]
     for run in runs:
-        _check_finished(run)
+        if run.algo != ALGO:
+            raise ValueError(f"{run.folder} has algo={run.algo!r}, expected a run of {ALGO}")
+        expected = run.args["n_timesteps"] if run.args["n_timesteps"] > 0 else int(run.hyperparams["n_timesteps"])
+        # An interrupted zoo saves its agent too
+        trained = agent_data(run.last_agent).get("num_timesteps", 0)
+        if trained < expected:
+            raise ValueError(f"{run.folder} has trained {trained} timesteps, expected a finished run of {expected}")
         for name in ("env", "n_timesteps"):
             if run.args[name] != first.args[name]:
                 raise ValueError(
@@ -175,42 +160,19 @@ def check_alike(runs: Sequence[ZooRun], published: ZooRun | None = None, earlier
                 )
         if without_folders(run.hyperparams) != without_folders(first.hyperparams):
             raise ValueError(f"{run.folder} has other hyperparameters than {first.folder}")
-    seeds = [seed.seed for seed in earlier.seeds] if earlier else []
-    seeds += [run.args["seed"] for run in runs]
+    seeds = [run.args["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"the runs have the seeds {seeds}, expected each once")
 
 
-def _check_finished(run: ZooRun) -> None:
-    if run.algo != ALGO:
-        raise ValueError(f"{run.folder} has algo={run.algo!r}, expected a run of {ALGO}")
-    expected = run.args["n_timesteps"] if run.args["n_timesteps"] > 0 else int(run.hyperparams["n_timesteps"])
-    # An interrupted zoo saves its agent too
-    trained = agent_data(run.last_agent).get("num_timesteps", 0)
-    if trained < expected:
-        raise ValueError(f"{run.folder} has trained {trained} timesteps, expected a finished run of {expected}")
-    command = _command(run)
-    if found := _MACHINE_PATH.search(command.encode()):
-        raise ValueError(f"{run.folder} was trained by `{command}`, with a path of a machine, {found.group()!r}")
-
-
 def training_seconds(folder: Path) -> float:
-    """
-    Return the wall-clock time of a training until the end of its last episode.
-
-    :param folder: folder of the run, with the files of ``Monitor``
-    :return: seconds, without the time between an interruption and the resumption
-    """
+    """Return the seconds until the end of a training's last episode, without those that it was interrupted."""
     between_episodes = np.diff(load_results(str(folder))["t"], prepend=0.0)
     return float(between_episodes[between_episodes < _STANDSTILL].sum())
 
 
 def without_folders(value: Any) -> Any:
-    """
-    Cut absolute paths to their last part.
-
-    :return: the same as plain lists and dictionaries
-    """
+    """Return plain lists and dictionaries, with absolute paths cut to their last part."""
     if isinstance(value, dict):
         return {key: without_folders(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -220,40 +182,26 @@ def without_folders(value: Any) -> Any:
     return value
 
 
-def _command(run: ZooRun) -> str:
-    return portable_command((run.config_folder / "command.txt").read_text(), run.args)
-
-
 def portable_command(command: str, args: dict[str, Any]) -> str:
     """
-    Return the command of a training as one would type it, from any folder.
+    Return the command of a training as one would type it, quoted, and without paths of the machine.
 
     :param command: content of the zoo's ``command.txt``, in which nothing is quoted
     :param args: content of ``args.yml``
-    :return: the command, quoted, without paths of the machine
     """
-    words = re.sub(r"( --[a-z-]+)=", r"\1 ", command).split(" ")
-    if "-m" in words:
-        words = words[words.index("-m") :]
-    elif Path(words[1]).name == "rl_zoo3":
-        # The zoo's command of that name
-        words = ["-m", f"rl_zoo3.{words[2]}", *words[3:]]
-    else:
-        words = words[1:]
-    options: list[list[str]] = []
-    for word in words:
-        if re.match(r"--?[a-zA-Z]", word) or not options:
-            options.append([])
-        options[-1].append(word)
-    result = ["python"]
-    for name, *values in options:
+    words = ["python", "-m", "rl_zoo3.train"]
+    # The interpreter and the script come before the first option
+    for option in re.split(r" (?=--?[a-zA-Z])", re.sub(r"( --[a-z-]+)=", r"\1 ", command))[1:]:
+        name, *values = option.split(" ")
+        if name == "-m":
+            continue
         if name in _EVALUATED:
             given = without_folders(args[_EVALUATED[name]])
             values = [f"{key}:{value!r}" for key, value in given.items()]
         elif name in ("-f", "--log-folder"):
             values = ["logs"]
-        result += [name, *without_folders(values)]
-    return shlex.join(result)
+        words += [name, *without_folders(values)]
+    return shlex.join(words)
 
 
 def write_networks(source: Path, path: Path) -> None:

@@ -6,24 +6,26 @@ and reward shaping, switched off where the env's entry has them, and on where it
 """
 
 import difflib
+import functools
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sb3_td3x.studies.results import RESERVED_NAMES
 from sb3_td3x.validation import check_number
 from sb3_td3x.zoo.register import ALGO, hyperparams_path
-from sb3_td3x.zoo.runs import action_repeat, zoo_algorithms
+from sb3_td3x.zoo.runs import action_repeat, named_in, zoo_algorithms
 
 Entry = dict[str, Any]
 
 FULL = "full"
+# Names in the folder of a study that no arm can have
+RESERVED_NAMES = ("failures", "hyperparams", "report", "study.json", "unfinished")
 # Keys that the zoo takes out of an entry; all others go to the constructor of the algorithm
 _ZOO_KEYS = (
     *("n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback"),
@@ -32,11 +34,10 @@ _ZOO_KEYS = (
 # Arguments of the constructor that the zoo sets itself
 _SET_BY_ZOO = ("self", "env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model")
 # Callbacks that end a training early; all trainings of a study have the same length
-_STOPPING = {
+_STOPPING = (
     "sb3_td3x.callbacks.StopWhenSolved",
     "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes",
-}
-_NOISE_KEYS = ("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale")
+)
 # The arm with noise decay: the noise halves this many times in a training, down to a floor
 DECAY_HALVINGS = 5
 DECAY_MIN_SCALE = 0.1
@@ -54,7 +55,6 @@ class Arm:
     One of the alternatives that a study compares.
 
     :param algo: name of the algorithm in the zoo
-    :param description: what the arm is, in a few words
     :param hyperparams: for each env, an entry in the format of the zoo's YAML files
     """
 
@@ -67,27 +67,33 @@ class Arm:
 @dataclass(frozen=True)
 class Trick:
     """
-    One of TD3's tricks, and the hyperparameters that switch it off.
+    One of TD3's tricks, and what switches it off.
 
     :param arm: name of the arm without the trick
-    :param description: what that arm is, in a few words
+    :param description: what that arm is
+    :param changes: hyperparameters and their values; None: it is taken out
+    :param policy_kwargs: arguments of the policy that are added to those of the entry
     """
 
     arm: str
     description: str
-    changes: Mapping[str, Any]
-    policy_kwargs: Mapping[str, Any]
-    removed: Sequence[str] = ()
+    changes: Entry
+    policy_kwargs: Entry = field(default_factory=dict)
+
+    def switch_off(self, entry: Entry) -> Entry:
+        """Return an entry without the trick."""
+        return with_policy_kwargs(with_changes(entry, self.changes), self.policy_kwargs)
 
 
+_NO_NOISE = dict.fromkeys(("noise_type", "noise_std", "action_noise_decay", "action_noise_min_scale"))
 TRICKS = (
-    Trick("stochastic-policy", "without deterministic policy", {}, {"stochastic_actor": True}, _NOISE_KEYS),
-    Trick("no-replay", "without replay", {"buffer_size": 1, "batch_size": 1}, {}),
+    Trick("stochastic-policy", "without deterministic policy", _NO_NOISE, {"stochastic_actor": True}),
+    Trick("no-replay", "without replay", {"buffer_size": 1, "batch_size": 1}),
     # With a delay the target networks would lag behind
-    Trick("no-targets", "without target networks", {"tau": 1.0, "policy_delay": 1}, {}),
-    Trick("no-smoothing", "without target policy smoothing", {"target_policy_noise": 0.0}, {}),
-    Trick("no-delay", "without delayed policy updates", {"policy_delay": 1}, {}),
-    Trick("no-clipping", "without clipped double Q", {"clipped_double_q": False}, {}),
+    Trick("no-targets", "without target networks", {"tau": 1.0, "policy_delay": 1}),
+    Trick("no-smoothing", "without target policy smoothing", {"target_policy_noise": 0.0}),
+    Trick("no-delay", "without delayed policy updates", {"policy_delay": 1}),
+    Trick("no-clipping", "without clipped double Q", {"clipped_double_q": False}),
 )
 DDPG = Trick(
     "ddpg",
@@ -115,9 +121,8 @@ def check_choice(what: str, value: Any, allowed: Iterable[str]) -> str:
 
 def read_entries(path: Path) -> dict[str, Entry]:
     """
-    Read a YAML file of hyperparameters.
+    Read a YAML file of hyperparameters, in the zoo's format.
 
-    :param path: the file, in the zoo's format
     :raises ValueError: the file cannot be read or has another format
     """
     content = _read_yaml(path)
@@ -155,10 +160,8 @@ def entries_of(algo: str) -> Path:
 
 def entry_of(path: Path, algo: str, env: str) -> Entry:
     """
-    Return the hyperparameters that the zoo would train with.
+    Return the entry of an env, or the default, as the zoo does.
 
-    :param path: YAML file in the zoo's format
-    :return: the entry of the env, or the default
     :raises ValueError: there is no entry, or it has a hyperparameter that is unknown or not allowed
     """
     from rl_zoo3.exp_manager import ExperimentManager
@@ -178,28 +181,29 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
     """
     Check hyperparameters before a training fails on them.
 
-    :param where: file and entry, for the error
+    :param where: what an error names
     :raises ValueError: the algorithm has no such hyperparameter, or a number is text, as 1e-3 is in YAML
     """
     arguments = [it for it in inspect.signature(zoo_algorithms()[algo].__init__).parameters if it not in _SET_BY_ZOO]
     for name, value in hyperparams.items():
         check_choice(f"{where}: the hyperparameter", name, [*arguments, *_ZOO_KEYS])
-        if isinstance(value, str) and _is_number(value):
+        if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.IGNORECASE):
             raise ValueError(
                 f"{where}: {name}={value!r} is not allowed, expected a number and not text: in YAML 1.0e-3, since 1e-3 "
                 "is text there"
             )
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def with_changes(entry: Entry, changes: Entry) -> Entry:
+    """
+    Change hyperparameters.
+
+    :param changes: their values; None takes one out
+    """
+    return {name: value for name, value in {**entry, **changes}.items() if changes.get(name, value) is not None}
 
 
-def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
+def with_policy_kwargs(entry: Entry, changes: Entry) -> Entry:
     """
     Change arguments of the policy.
 
@@ -214,44 +218,23 @@ def with_policy_kwargs(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     return {**entry, "policy_kwargs": {**present, **changes}}
 
 
-def without_tricks(entry: Entry, tricks: Sequence[Trick]) -> Entry:
+def additions(entry: Entry, env: str, timesteps: int) -> Iterator[Trick]:
     """
-    Switch tricks off.
-
-    :return: the hyperparameters without them
-    """
-    policy_kwargs: dict[str, Any] = {}
-    for trick in tricks:
-        entry = {key: value for key, value in entry.items() if key not in trick.removed} | dict(trick.changes)
-        policy_kwargs |= trick.policy_kwargs
-    return with_policy_kwargs(entry, policy_kwargs)
-
-
-def switch_decay(entry: Entry, timesteps: int) -> tuple[str, Entry] | None:
-    """
-    Switch noise decay off, or on where it is off.
+    Yield what switches each of TD3X's additions off, or on where it is off.
 
     :param timesteps: length of the training as the zoo counts
-    :return: name of the arm, and its hyperparameters; None: there is no noise
     """
-    if entry.get("noise_type") is None:
-        return None
-    if entry.get("action_noise_decay", 1.0) != 1.0:
-        removed = ("action_noise_decay", "action_noise_min_scale")
-        return "no-decay", {key: value for key, value in entry.items() if key not in removed}
-    decay = round(0.5 ** (DECAY_HALVINGS / max(timesteps, 1)), 12)
-    return "decay", {**entry, "action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
-
-
-def switch_shaping(entry: Entry, env: str) -> tuple[str, Entry] | None:
-    """
-    Switch reward shaping off, or on where it is off.
-
-    :return: name of the arm, and its hyperparameters; None: no shaping is known for this env
-    """
+    if entry.get("noise_type") is not None:
+        if entry.get("action_noise_decay", 1.0) != 1.0:
+            yield Trick("no-decay", "without noise decay", {"action_noise_decay": None, "action_noise_min_scale": None})
+        else:
+            decay = round(0.5 ** (DECAY_HALVINGS / max(timesteps, 1)), 12)
+            changes = {"action_noise_decay": decay, "action_noise_min_scale": DECAY_MIN_SCALE}
+            yield Trick("decay", "with noise decay", changes)
     if entry.get("reward_shaping") is not None:
-        return "no-shaping", {key: value for key, value in entry.items() if key != "reward_shaping"}
-    return ("shaping", {**entry, "reward_shaping": FALL_SHAPING}) if env.startswith(FALL_ENVS) else None
+        yield Trick("no-shaping", "without reward shaping", {"reward_shaping": None})
+    elif env.startswith(FALL_ENVS):
+        yield Trick("shaping", "with reward shaping", {"reward_shaping": FALL_SHAPING})
 
 
 def ablation_arms(
@@ -262,36 +245,27 @@ def ablation_arms(
     names: Sequence[str] | None = None,
 ) -> list[Arm]:
     """
-    Return the arms of an ablation of TD3.
+    Return the arms of an ablation of TD3. One that equals another in an env is left out there, with a printed line.
 
     :param timesteps: length of the trainings in env steps; None: that of each env's entry
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
     :param all_64: whether to take every combination of the six tricks
-    :param names: names of the arms to take; None: all
-    :return: the arms; one that equals another in an env is left out there, with a printed line
     :raises ValueError: an arm or an env is unknown, or an env has none of the arms
     """
     path = conf_file or hyperparams_path()
     arms: dict[str, Arm] = {}
 
-    def add(name: str, description: str, env: str, entry: Entry) -> None:
-        arms.setdefault(name, Arm(name, ALGO, description, {})).hyperparams[env] = entry
-
+    counts = range(1, len(TRICKS) + 1) if all_64 else (1,)
+    combinations = [tricks for count in counts for tricks in itertools.combinations(TRICKS, count)]
     for env in envs:
         entry = entry_of(path, ALGO, env)
-        add(FULL, "all of TD3", env, entry)
-        for count in range(1, len(TRICKS) + 1) if all_64 else (1,):
-            for tricks in itertools.combinations(TRICKS, count):
-                name = "+".join(trick.arm for trick in tricks)
-                add(name, ", ".join(trick.description for trick in tricks), env, without_tricks(entry, tricks))
-        add(DDPG.arm, DDPG.description, env, without_tricks(entry, [DDPG]))
         decisions = int(entry["n_timesteps"]) if timesteps is None else timesteps // action_repeat(entry)
-        for what, switched in (
-            ("noise decay", switch_decay(entry, decisions)),
-            ("reward shaping", switch_shaping(entry, env)),
-        ):
-            if switched is not None:
-                add(switched[0], f"{'without' if switched[0].startswith('no-') else 'with'} {what}", env, switched[1])
+        others = [(trick,) for trick in (DDPG, *additions(entry, env, decisions))]
+        for tricks in ((), *combinations, *others):
+            name = "+".join(trick.arm for trick in tricks) or FULL
+            description = ", ".join(trick.description for trick in tricks) or "all of TD3"
+            arm = arms.setdefault(name, Arm(name, ALGO, description, {}))
+            arm.hyperparams[env] = functools.reduce(lambda changed, trick: trick.switch_off(changed), tricks, entry)
     if names is not None:
         arms = _named(arms, names, envs)
     return without_equals(without_stops(list(arms.values())))
@@ -326,12 +300,11 @@ def comparison_arms(algos: Sequence[str], envs: Sequence[str]) -> list[Arm]:
 
 def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -> list[Arm]:
     """
-    Return the arms that a YAML file describes.
+    Return the arms of a YAML file. One that equals another in an env is left out there, with a printed line.
 
-    :param file: YAML file: the name of each arm, and below it the hyperparameters that change, null for those to take
-        out; ``algo`` names another algorithm than td3x
+    :param file: the name of each arm, and below it the hyperparameters that change, null for those to take out;
+        ``algo`` names another algorithm than td3x
     :param conf_file: YAML file with the hyperparameters of td3x; None: the package's own
-    :return: the arms; one that equals another in an env is left out there, with a printed line
     :raises ValueError: the file, or a name or value in it, is not valid
     """
     content = _read_yaml(file)
@@ -352,10 +325,7 @@ def sweep_arms(file: Path, envs: Sequence[str], conf_file: Path | None = None) -
             raise ValueError(
                 f"{file}, {name}: n_timesteps is not allowed, all arms of an env train as long: --timesteps"
             )
-        hyperparams = {}
-        for env in envs:
-            entry = {**entry_of(path, algo, env), **changes}
-            hyperparams[env] = {key: value for key, value in entry.items() if changes.get(key, value) is not None}
+        hyperparams = {env: with_changes(entry_of(path, algo, env), changes) for env in envs}
         description = ", ".join(f"{key}: {value}" for key, value in changes.items()) or "the zoo's entry"
         arms.append(Arm(check_arm_name(name), algo, description, hyperparams))
     return without_equals(without_stops(arms))
@@ -376,50 +346,28 @@ def check_arm_name(name: Any) -> str:
 
 
 def without_stops(arms: Sequence[Arm]) -> list[Arm]:
-    """
-    Take out callbacks that end a training early, so that all runs of an env have one length.
-
-    :return: the arms without such callbacks; each env that had one is printed
-    :raises ValueError: ``callback`` holds no names
-    """
+    """Take out callbacks that end a training early, and print the envs that had one."""
     stopped: dict[str, None] = {}
-    kept = []
     for arm in arms:
-        hyperparams = {}
         for env, entry in arm.hyperparams.items():
             callbacks = entry.get("callback") or []
             callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-            if not all(isinstance(item, str | dict) for item in callbacks):
-                raise ValueError(
-                    f"The arm {arm.name}: callback={entry['callback']!r} is not allowed, expected names, or "
-                    "dictionaries of names and arguments"
-                )
-            others = [item for item in callbacks if not _STOPPING & ({item} if isinstance(item, str) else item.keys())]
+            others = [item for item in callbacks if next(named_in([item]))[0] not in _STOPPING]
             if len(others) < len(callbacks):
                 stopped[env] = None
-                entry = {**entry, "callback": others}
-            hyperparams[env] = entry
-        kept.append(replace(arm, hyperparams=hyperparams))
+                arm.hyperparams[env] = {**entry, "callback": others}
     for env in stopped:
         print(f"{env}: callbacks that end a training early are left out, all runs have one length")
-    return kept
+    return list(arms)
 
 
 def without_equals(arms: Sequence[Arm]) -> list[Arm]:
-    """
-    Leave an arm out of an env where it equals an earlier arm.
-
-    :return: the arms that differ; each that is left out is printed
-    """
-    kept: list[Arm] = []
-    for arm in arms:
-        hyperparams = {}
-        for env, entry in arm.hyperparams.items():
-            same = [other.name for other in kept if other.algo == arm.algo and other.hyperparams.get(env) == entry]
-            if same:
-                print(f"{env}: {arm.name} is left out, it is the same as {same[0]}")
-            else:
-                hyperparams[env] = entry
-        if hyperparams:
-            kept.append(replace(arm, hyperparams=hyperparams))
-    return kept
+    """Leave an arm out of an env where it equals an earlier arm, and print it."""
+    for idx, arm in enumerate(arms):
+        for env, entry in list(arm.hyperparams.items()):
+            for other in arms[:idx]:
+                if other.algo == arm.algo and other.hyperparams.get(env) == entry:
+                    print(f"{env}: {arm.name} is left out, it is the same as {other.name}")
+                    del arm.hyperparams[env]
+                    break
+    return [arm for arm in arms if arm.hyperparams]

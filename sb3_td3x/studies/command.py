@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sb3_td3x.studies.arms import Arm, ablation_arms, check_choice, comparison_arms, sweep_arms
-from sb3_td3x.studies.engine import BACKENDS, report_failures, run_study
+from sb3_td3x.studies.engine import BACKENDS, run_study
 from sb3_td3x.studies.options import at_least
-from sb3_td3x.studies.plan import Plan, settings_of
-from sb3_td3x.zoo.runs import check_names
+from sb3_td3x.studies.plan import Evaluation, Plan
+from sb3_td3x.zoo.runs import action_repeat, check_names
 
 ABLATION_ENVS = ("Pendulum-v1", "LunarLanderContinuous-v3", "BipedalWalker-v3")
+# In a training, unless there is a frequency
+EVALUATIONS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = _make_plan(args)
         name = args.file.stem if args.kind == "sweep" else args.kind
         study = args.folder or Path("logs") / "studies" / name
-        failed = report_failures(run_study(plan, study, args.jobs, args.backend))
+        n_failed = run_study(plan, study, args.jobs, args.backend, args.trusted)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Interrupted: the same command continues", file=sys.stderr)
         return 130
     print(f"Study: {study}")
-    return 1 if failed else 0
+    return 1 if n_failed else 0
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -88,7 +90,7 @@ def _make_parser() -> argparse.ArgumentParser:
         command.add_argument("--eval-episodes", type=at_least(1), default=10, help="of each evaluation; default: 10")
         command.add_argument("-f", "--folder", type=Path, help="folder of the study; default: logs/studies/NAME")
         command.add_argument("--jobs", type=_jobs, default=1, help="runs at a time, -1: one per processor; default: 1")
-        command.add_argument("--backend", choices=BACKENDS, default="loky", help="backend of joblib; default: loky")
+        command.add_argument("--backend", choices=BACKENDS, default="local", help="this machine, or a Ray cluster")
         command.add_argument("--device", default="cpu", help="PyTorch device; default: cpu")
         command.add_argument("--num-threads", type=at_least(1), default=1, help="PyTorch threads per run; default: 1")
         command.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
@@ -132,15 +134,19 @@ def _make_plan(args: argparse.Namespace) -> Plan:
     for arm in () if args.trusted else arms:
         for env, entry in arm.hyperparams.items():
             check_names(entry, f"The arm {arm.name} in {env}")
-    first = {env: next(arm.hyperparams[env] for arm in arms if env in arm.hyperparams) for env in args.envs}
+    timesteps = {}
+    for env in args.envs:
+        first = next(arm.hyperparams[env] for arm in arms if env in arm.hyperparams)
+        timesteps[env] = args.timesteps or int(first["n_timesteps"]) * action_repeat(first)
+    freq = {env: args.eval_freq or max(length // EVALUATIONS, 1) for env, length in timesteps.items()}
     return Plan(
         kind=args.kind,
-        arms=arms,
-        envs={env: settings_of(entry, args.timesteps, args.eval_freq) for env, entry in first.items()},
+        envs=list(timesteps),
         seeds=list(dict.fromkeys(args.seeds)),
-        eval_episodes=args.eval_episodes,
+        timesteps=timesteps,
+        evaluation=Evaluation(freq, args.eval_episodes),
+        arms={arm.name: arm for arm in arms},
         device=args.device,
         num_threads=args.num_threads,
         gym_packages=args.gym_packages,
-        trusted=args.trusted,
     )

@@ -7,14 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+_PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
 
-def machine(packages: Sequence[str]) -> dict[str, Any]:
-    """
-    Describe this machine.
 
-    :param packages: names of packages whose versions matter
-    :return: ``cpu``, ``cores``, ``system`` and ``versions``, None for packages that are not installed
-    """
+def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
+    """Return ``cpu``, ``cores``, ``system`` and ``versions``, None for packages that are not installed."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),

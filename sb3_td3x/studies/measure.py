@@ -10,7 +10,6 @@ import torch as th
 from sb3_contrib import TQC, CrossQ
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecNormalize, unwrap_vec_normalize
 
 from sb3_td3x.rollout import EnvStep, shape_step, with_last_observations
@@ -19,28 +18,39 @@ from sb3_td3x.td3x import TD3X
 from sb3_td3x.zoo.play import play_episodes, play_steps
 from sb3_td3x.zoo.runs import ZooRun, zoo_algorithms
 
+# Copies of the env that play a test side by side
+N_ENVS = 10
 
-def play_test(run: ZooRun, agent: Path, n_episodes: int, seed: int) -> tuple[list[float], list[int]]:
-    """
-    Play an agent deterministically, all episodes side by side.
 
-    :param seed: episode i starts from ``seed + i``
-    :return: the env's own returns, neither shaped nor normalized, and the lengths of the episodes in env steps
+def play_test(run: ZooRun, agent: Path, n_episodes: int, first_seed: int, n_envs: int = N_ENVS) -> list[float]:
     """
-    env = run.make_env(n_episodes)
+    Play an agent deterministically, each episode in a new copy of the env.
+
+    Some envs keep state over ``reset`` (BipedalWalker keeps Box2D's world), so an episode in a used copy would depend
+    on the episodes before it, and not on its seed only. With more than one thread, and with another number of copies,
+    the last digits of sums differ, which can decide between a step and a fall.
+
+    :param first_seed: episode i starts from ``first_seed + i``
+    :param n_envs: copies of the env that are played side by side
+    :return: the env's own returns, neither shaped nor normalized
+    """
+    n_threads = th.get_num_threads()
+    th.set_num_threads(1)
+    returns: list[float] = []
     try:
-        returns, lengths = zip(*play_episodes(run.load_agent(agent, env), env, n_episodes, seed), strict=True)
+        while len(returns) < n_episodes:
+            env = run.make_env(n_envs)
+            model = run.load_agent(agent, env)
+            episodes = play_episodes(model, env, min(n_envs, n_episodes - len(returns)), first_seed + len(returns))
+            env.close()
+            returns += [round(episode.episode_return, 3) for episode in episodes]
     finally:
-        env.close()
-    return list(returns), list(lengths)
+        th.set_num_threads(n_threads)
+    return returns
 
 
 def has_critic(algo: str) -> bool:
-    """
-    Return whether agents of an algorithm have a Q critic of states and actions.
-
-    :return: True for td3x, td3, ddpg, sac, tqc and crossq
-    """
+    """Return whether agents of an algorithm have a Q critic of states and actions."""
     return issubclass(zoo_algorithms()[algo], (TD3X, TD3, SAC, TQC, CrossQ))
 
 
@@ -97,17 +107,18 @@ def estimate_value(run: ZooRun, agent: Path, timesteps: int, n_states: int, seed
             break
     env.close()
     assert estimated is not None
-    return ValueEstimate(timesteps, float(estimated.mean()), float(returns.mean()), n_states)
+    return ValueEstimate(timesteps=timesteps, estimated=float(estimated.mean()), monte_carlo=float(returns.mean()))
 
 
 def estimate_values(run: ZooRun, timesteps: int, n_states: int, seed: int) -> list[ValueEstimate] | None:
     """
     Compare values with returns for each agent that was saved during training, and for the last one.
 
-    :param timesteps: its length in env steps
+    With ``VecNormalize`` only the last agent is compared, since the zoo keeps only the last statistics.
+
+    :param timesteps: length of the training in env steps
     :param seed: seed of the first start state
-    :return: the comparisons, in the order of the training; with ``VecNormalize`` that of the last agent alone, since
-        the zoo keeps only the last statistics. None: the algorithm has no Q critic
+    :return: the comparisons, in the order of the training; None: the algorithm has no Q critic
     """
     if not has_critic(run.algo):
         return None
@@ -120,18 +131,10 @@ def read_evaluations(run: ZooRun) -> Evaluations:
     """Read the evaluations during training."""
     path = run.folder / "evaluations.npz"
     if not path.exists():
-        return Evaluations([], [])
+        return Evaluations(timesteps=[], returns=[])
     with np.load(path) as content:
-        return Evaluations((content["timesteps"] * run.action_repeat).tolist(), content["results"].tolist())
-
-
-def trained_timesteps(folder: Path) -> int:
-    """
-    Return the progress of a training.
-
-    :return: env steps of the episodes that have ended
-    """
-    return int(load_results(str(folder))["l"].sum()) if any(folder.glob("*monitor.csv")) else 0
+        timesteps = content["timesteps"] * run.action_repeat
+        return Evaluations(timesteps=timesteps.tolist(), returns=content["results"].tolist())
 
 
 def agent_data(path: Path) -> dict[str, Any]:

@@ -5,11 +5,7 @@ from collections.abc import Callable
 
 
 def at_least(low: int) -> Callable[[str], int]:
-    """
-    Return a type for ``argparse``: whole numbers with a lower bound.
-
-    :return: a function that converts the text of an option
-    """
+    """Return a type for ``argparse``: whole numbers with a lower bound."""
 
     def whole_number(text: str) -> int:
         if not text.isdecimal() or int(text) < low:

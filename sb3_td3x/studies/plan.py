@@ -1,94 +1,81 @@
-"""The plan of a study: its ``study.json``, the zoo's YAML files, and the runs to do."""
+"""The plan of a study, which is the content of its ``study.json``, and the runs to do."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sb3_td3x.files.atomic import TEMPORARY_PATTERN, atomic_write
-from sb3_td3x.studies.arms import FULL, Arm, Entry
-from sb3_td3x.studies.results import (
-    FORMAT,
-    RUN_FILE,
-    STUDY_FILE,
-    env_file_name,
-    failure_name,
-    read_config,
-    read_record,
-    run_folder,
-)
+from sb3_td3x.studies.arms import FULL, Arm
 from sb3_td3x.zoo.runs import action_repeat
 
+FORMAT = 1
+STUDY_FILE = "study.json"
 LOCK_FILE = ".lock"
-# Test of the finished agents: episode i starts from seed FINAL_SEED + i, far from the seeds of trainings
-FINAL_EPISODES = 100
-FINAL_SEED = 100_000
-# Start states at which the critic's values are compared with returns; their seeds begin at VALUE_SEED
-VALUE_STATES = 10
-VALUE_SEED = 200_000
-EVALUATIONS = 20
+
+_Keys = tuple[str, ...]
+# Dictionaries and lists that may be added to, by the keys above them
+_OPEN: tuple[_Keys, ...] = (("timesteps",), ("evaluation", "freq"), ("arms",))
+_OPEN_LISTS: tuple[_Keys, ...] = (("seeds",), ("envs",), ("gym_packages",))
 
 
 @dataclass(frozen=True)
-class Settings:
+class Evaluation:
     """
-    How the runs of an env are trained. All steps are env steps: where a wrapper repeats actions, the zoo counts fewer.
+    How agents are evaluated.
 
-    :param eval_freq: env steps between two evaluations
+    :param freq: for each env, env steps between two evaluations during training
+    :param episodes: episodes of each of them
+    :param final_episodes: episodes of the test of the finished agents
+    :param final_seed: episode i of the test starts from this seed + i, far from the seeds of trainings
+    :param value_states: start states at which the critic's values are compared with returns
+    :param value_seed: seed of the first of these states
     """
 
-    timesteps: int
-    eval_freq: int
+    freq: dict[str, int]
+    episodes: int = 10
+    final_episodes: int = 100
+    final_seed: int = 100_000
+    value_states: int = 10
+    value_seed: int = 200_000
 
 
 @dataclass(frozen=True)
 class Plan:
     """
-    A whole study.
+    A whole study. All steps are env steps: where a wrapper repeats actions, the zoo counts fewer.
 
     :param kind: "ablation", "compare" or "sweep"
-    :param envs: for each env, how its runs are trained
-    :param eval_episodes: episodes of each evaluation during training
+    :param timesteps: for each env, the length of its trainings
+    :param arms: arms by name; the others are compared with the first
     :param gym_packages: modules to import that register envs
-    :param trusted: whether arms may name classes that are not in the registry, such as the user's own wrappers
     """
 
     kind: str
-    arms: Sequence[Arm]
-    envs: Mapping[str, Settings]
-    seeds: Sequence[int]
-    eval_episodes: int = 10
+    envs: list[str]
+    seeds: list[int]
+    timesteps: dict[str, int]
+    evaluation: Evaluation
+    arms: dict[str, Arm]
     device: str = "cpu"
     num_threads: int = 1
-    gym_packages: Sequence[str] = ()
-    trusted: bool = False
+    gym_packages: list[str] = field(default_factory=list)
 
-    def config(self) -> dict[str, Any]:
-        """Return the content of ``study.json``."""
-        return {
-            "kind": self.kind,
-            "envs": list(self.envs),
-            "seeds": list(self.seeds),
-            "timesteps": {env: settings.timesteps for env, settings in self.envs.items()},
-            "evaluation": {
-                "freq": {env: settings.eval_freq for env, settings in self.envs.items()},
-                "episodes": self.eval_episodes,
-                "final_episodes": FINAL_EPISODES,
-                "final_seed": FINAL_SEED,
-                "value_states": VALUE_STATES,
-                "value_seed": VALUE_SEED,
-            },
-            "device": self.device,
-            "num_threads": self.num_threads,
-            "gym_packages": list(self.gym_packages),
-            "arms": {
-                arm.name: {"algo": arm.algo, "description": arm.description, "hyperparams": arm.hyperparams}
-                for arm in self.arms
-            },
-        }
+    def runs(self, study: Path, trusted: bool = False) -> Iterator["Run"]:
+        """
+        Yield the runs, seed by seed, so that a stopped study has runs of every arm.
+
+        :param study: folder of the study
+        :param trusted: whether arms may name classes that are not in the registry, such as the user's own wrappers
+        """
+        for seed in self.seeds:
+            for env in self.envs:
+                for name, arm in self.arms.items():
+                    if env in arm.hyperparams:
+                        yield Run(study.resolve(), name, env, seed, self, trusted)
 
 
 @dataclass(frozen=True)
@@ -97,37 +84,29 @@ class Run:
     One training and its measurements.
 
     :param study: folder of the study, absolute, on a filesystem that all machines share
-    :param algo: name of the algorithm in the zoo
-    :param timesteps: length of the training in env steps
-    :param eval_freq: env steps between two evaluations
-    :param action_repeat: env steps for each timestep that the zoo counts
-    :param gym_packages: modules to import that register envs
     :param trusted: whether the run may name classes that are not in the registry
     """
 
     study: Path
     arm: str
-    algo: str
     env: str
     seed: int
-    timesteps: int
-    eval_freq: int
-    action_repeat: int
-    eval_episodes: int
-    device: str
-    num_threads: int
-    gym_packages: tuple[str, ...]
-    trusted: bool = False
+    plan: Plan = field(compare=False, repr=False)
+    trusted: bool = field(default=False, compare=False)
 
     @property
-    def zoo_timesteps(self) -> int:
-        """Length of the training as the zoo counts"""
-        return max(self.timesteps // self.action_repeat, 1)
+    def algo(self) -> str:
+        """Name of the algorithm in the zoo"""
+        return self.plan.arms[self.arm].algo
 
     @property
-    def zoo_eval_freq(self) -> int:
-        """Timesteps between two evaluations as the zoo counts"""
-        return max(self.eval_freq // self.action_repeat, 1)
+    def timesteps(self) -> int:
+        """Length of the training in env steps"""
+        return self.plan.timesteps[self.env]
+
+    def zoo_steps(self, steps: int) -> int:
+        """Convert env steps to the timesteps that the zoo counts, at least one."""
+        return max(steps // action_repeat(self.plan.arms[self.arm].hyperparams[self.env]), 1)
 
     @property
     def name(self) -> str:
@@ -136,13 +115,13 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run when it is finished"""
-        return run_folder(self.study, self.arm, self.algo, self.env, self.seed)
+        """Folder of the run when it is finished, named as the zoo names runs, with the seed as the run's number"""
+        return self.study / self.arm / self.algo / f"{env_file_name(self.env)}_{self.seed}"
 
     @property
     def log_dir(self) -> Path:
         """The zoo's log folder during training, for this run alone"""
-        return self.study / "unfinished" / self.arm / f"{env_file_name(self.env)}_{self.seed}"
+        return self.study / "unfinished" / self.arm / self.folder.name
 
     @property
     def unfinished(self) -> Path:
@@ -152,70 +131,32 @@ class Run:
     @property
     def failure(self) -> Path:
         """Log of the run if it fails"""
-        return self.study / "failures" / failure_name(self.arm, self.env, self.seed)
-
-    def is_finished(self) -> bool:
-        """
-        Return whether the run is finished.
-
-        :return: True if its folder has a ``run.json``
-        :raises ValueError: that file is broken, or belongs to another run
-        """
-        return self.is_measured(self.folder)
-
-    def is_measured(self, folder: Path) -> bool:
-        """
-        Return whether the ``run.json`` of this run is in a folder.
-
-        :param folder: folder of the run, finished or not
-        :return: True if the file is there
-        :raises ValueError: the file is broken, or belongs to another run
-        """
-        path = folder / RUN_FILE
-        if not path.exists():
-            return False
-        record = read_record(path)
-        found = (record.arm, record.algo, record.env, record.seed, record.timesteps)
-        expected = (self.arm, self.algo, self.env, self.seed, self.timesteps)
-        if found != expected:
-            raise ValueError(f"The run in {folder} is another one: its {RUN_FILE} says {found}, not {expected}")
-        return True
+        return self.study / "failures" / f"{self.arm}-{env_file_name(self.env)}-{self.seed}.log"
 
 
-def runs_of(plan: Plan, study: Path) -> list[Run]:
-    """Return the runs of a study, seed by seed, so that a stopped study has runs of every arm."""
-    return [
-        Run(
-            study=study.resolve(),
-            arm=arm.name,
-            algo=arm.algo,
-            env=env,
-            seed=seed,
-            action_repeat=action_repeat(arm.hyperparams[env]),
-            eval_episodes=plan.eval_episodes,
-            device=plan.device,
-            num_threads=plan.num_threads,
-            gym_packages=tuple(plan.gym_packages),
-            trusted=plan.trusted,
-            **asdict(settings),
-        )
-        for seed in plan.seeds
-        for env, settings in plan.envs.items()
-        for arm in plan.arms
-        if env in arm.hyperparams
-    ]
+def env_file_name(env: str) -> str:
+    """Return the id of an env as part of a file name, as in the zoo."""
+    return env.replace("/", "-")
 
 
-def settings_of(entry: Entry, timesteps: int | None, eval_freq: int | None) -> Settings:
+def read_plan(study: Path) -> Plan:
     """
-    Return how to train in an env.
+    Read the plan of a study.
 
-    :param entry: hyperparameters of the first arm in the env; all arms train for as long
-    :param timesteps: length of a training in env steps; None: the entry's
-    :param eval_freq: env steps between two evaluations; None: ``EVALUATIONS`` evaluations in a training
+    :raises ValueError: ``study.json`` is missing, damaged, or has another format
     """
-    timesteps = timesteps or int(entry["n_timesteps"]) * action_repeat(entry)
-    return Settings(timesteps, eval_freq or max(timesteps // EVALUATIONS, 1))
+    path = study / STUDY_FILE
+    if not path.is_file():
+        raise ValueError(f"{study} is no folder of a study: it has no {STUDY_FILE}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if (found := content.pop("format")) != FORMAT:
+            raise ValueError(f"format {found!r}, expected {FORMAT}")
+        content["evaluation"] = Evaluation(**content["evaluation"])
+        content["arms"] = {name: Arm(**{"name": name, **arm}) for name, arm in content["arms"].items()}
+        return Plan(**content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is broken: {error}") from None
 
 
 def prepare(plan: Plan, study: Path) -> None:
@@ -224,11 +165,20 @@ def prepare(plan: Plan, study: Path) -> None:
 
     :raises ValueError: the folder holds something else, or a study with other settings; names what differs
     """
-    # The same types as when it is read
-    config = json.loads(json.dumps(plan.config()))
     path = study / STUDY_FILE
+    # The same types as when it is read
+    content = json.loads(json.dumps(asdict(plan)))
     if path.exists():
-        config = _merged(read_config(path), config, study)
+        differences: list[str] = []
+        content = _merged(asdict(read_plan(study)), content, (), differences)
+        if differences:
+            raise ValueError(
+                f"{study} holds a study with other settings, and they are not mixed: {'; '.join(differences)}. Take "
+                "another folder, or the same settings (seeds, envs and arms may be added)"
+            )
+        if plan.kind == "ablation" and FULL in content["arms"]:
+            # All others are compared with the first arm
+            content["arms"] = {FULL: content["arms"][FULL], **content["arms"]}
     elif study.is_dir() and not all(
         entry.name == LOCK_FILE or entry.match(TEMPORARY_PATTERN) for entry in study.iterdir()
     ):
@@ -236,51 +186,27 @@ def prepare(plan: Plan, study: Path) -> None:
     study.mkdir(parents=True, exist_ok=True)
     # First, since a folder with other files and without this one is refused
     with atomic_write(path) as file:
-        file.write(json.dumps({"format": FORMAT, **config}, indent=1).encode())
+        file.write(json.dumps({"format": FORMAT, **content}, indent=1).encode())
     (study / "hyperparams").mkdir(exist_ok=True)
-    for name, arm in config["arms"].items():
+    for name, arm in content["arms"].items():
         with atomic_write(study / "hyperparams" / f"{name}.yml") as file:
             file.write(yaml.safe_dump(arm["hyperparams"], sort_keys=False).encode())
 
 
-def _merged(old: dict[str, Any], new: dict[str, Any], study: Path) -> dict[str, Any]:
-    """Return the settings of both, which may differ in what was added only."""
-    differences = _differences(old, new)
-    if differences:
-        raise ValueError(
-            f"{study} holds a study with other settings, and they are not mixed: {'; '.join(differences)}. Take "
-            "another folder, or the same settings (seeds, envs and arms may be added)"
-        )
-    merged: dict[str, Any] = _union(old, new)
-    if merged["kind"] == "ablation" and FULL in merged["arms"]:
-        # All others are compared with the first arm
-        merged["arms"] = {FULL: merged["arms"][FULL], **merged["arms"]}
-    return merged
-
-
-_Keys = tuple[str, ...]
-# Dictionaries and lists that may be added to, by the keys above them
-_OPEN: tuple[_Keys, ...] = (("timesteps",), ("evaluation", "freq"), ("arms",))
-_OPEN_LISTS: tuple[_Keys, ...] = (("seeds",), ("envs",), ("gym_packages",))
-
-
-def _differences(old: Any, new: Any, where: _Keys = ()) -> list[str]:
-    """Return what differs, apart from what may be added."""
+def _merged(old: Any, new: Any, where: _Keys, differences: list[str]) -> Any:
+    """Return two values as one, and note what differs, apart from what may be added."""
     # Below the name of an arm, which may be anything
     of_arm = where[2] if len(where) == 3 and where[0] == "arms" else None
-    if where in _OPEN_LISTS or of_arm == "description":
-        return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        is_open = where in _OPEN or of_arm == "hyperparams"
-        keys = [key for key in old if key in new] if is_open else list({**old, **new})
-        return [line for key in keys for line in _differences(old.get(key), new.get(key), (*where, str(key)))]
-    return [] if old == new else [f"{'.'.join(where)} was {old!r} and is {new!r}"]
-
-
-def _union(old: Any, new: Any) -> Any:
-    """Return two values that differ in what was added only as one."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return {key: _union(old.get(key, new.get(key)), new.get(key, old.get(key))) for key in {**old, **new}}
-    if isinstance(old, list) and isinstance(new, list):
+    if where in _OPEN_LISTS:
         return [*old, *(item for item in new if item not in old)]
+    if isinstance(old, dict) and isinstance(new, dict):
+        merged = {}
+        for key in {**old, **new}:
+            old_value, new_value = old.get(key), new.get(key)
+            if where in _OPEN or of_arm == "hyperparams":
+                old_value, new_value = old.get(key, new_value), new.get(key, old_value)
+            merged[key] = _merged(old_value, new_value, (*where, key), differences)
+        return merged
+    if old != new and of_arm != "description":
+        differences.append(f"{'.'.join(where)} was {old!r} and is {new!r}")
     return old

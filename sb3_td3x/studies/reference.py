@@ -2,41 +2,19 @@
 
 import functools
 import json
-from dataclasses import dataclass
 from importlib import resources
-
-
-@dataclass(frozen=True)
-class Reference:
-    """
-    Published figures of an env.
-
-    :param published_as: id of the version of the env that the zoo's agents were trained in
-    :param curves: for each algorithm, timesteps and mean returns of the evaluations, one training seed each
-    :param random_score: mean return of random actions
-    :param zoo_score: mean return of the zoo's best agent
-    """
-
-    env: str
-    published_as: str
-    curves: dict[str, tuple[list[int], list[float]]]
-    random_score: float
-    zoo_score: float
-    zoo_algo: str
+from typing import Any
 
 
 @functools.cache
-def references() -> dict[str, Reference]:
-    """Read the published figures; the file names their sources."""
+def references() -> dict[str, dict[str, Any]]:
+    """
+    Read the published figures; the file names their sources.
+
+    :return: for each env ``published_as``, the id of the version that the zoo's agents were trained in; ``curves`` by
+        algorithm, with ``timesteps`` and mean ``returns`` of the evaluations of one training; and ``scores``, the mean
+        returns of ``random`` actions and of the ``zoo``'s best agent, which is of ``zoo_algo``
+    """
     text = resources.files("sb3_td3x.studies").joinpath("data/zoo_curves.json").read_text(encoding="utf-8")
-    return {
-        env: Reference(
-            env=env,
-            published_as=entry["published_as"],
-            curves={algo: (curve["timesteps"], curve["returns"]) for algo, curve in entry["curves"].items()},
-            random_score=entry["scores"]["random"],
-            zoo_score=entry["scores"]["zoo"],
-            zoo_algo=entry["scores"]["zoo_algo"],
-        )
-        for env, entry in json.loads(text)["envs"].items()
-    }
+    envs: dict[str, dict[str, Any]] = json.loads(text)["envs"]
+    return envs

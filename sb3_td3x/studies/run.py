@@ -1,19 +1,20 @@
-"""One run of a study: the zoo trains it in its own folder, it is measured, and moved into place."""
+"""
+One run of a study: the zoo trains it in its own folder, it is measured, and moved into place. Training and measurement
+have a process each::
 
-import contextlib
-import functools
+    python -m sb3_td3x.studies.run STUDY ARM ENV SEED [--trusted]     measures a trained run
+"""
+
 import importlib
 import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +25,17 @@ from sb3_td3x.checkpoint.folder import list_checkpoints
 from sb3_td3x.files.atomic import atomic_write, lock_folder, sync_folder
 from sb3_td3x.studies import measure
 from sb3_td3x.studies.machine import machine
-from sb3_td3x.studies.plan import FINAL_EPISODES, FINAL_SEED, VALUE_SEED, VALUE_STATES, Run
-from sb3_td3x.studies.results import RunRecord, write_record
+from sb3_td3x.studies.plan import Run, env_file_name, read_plan
+from sb3_td3x.studies.results import RunRecord, read_record, write_record
 from sb3_td3x.zoo.register import ALGO
 from sb3_td3x.zoo.runs import ZooRun, checkpoint_folder
 
-PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "torch", "numpy")
-# Seconds between looks at whether the training has ended
+# In the folder of a run that is trained and not yet in place, with the duration of the training
+TRAINED_FILE = "trained.json"
+# Seconds between looks at whether a process has ended
 _POLL = 0.2
+# Set when the study is interrupted: its runs end their processes
+interrupted = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -47,77 +51,31 @@ class Outcome:
 
 
 class RunError(RuntimeError):
-    """A training that failed."""
-
-
-@dataclass
-class _Timing:
-    """Duration of a training over interruptions, in a file."""
-
-    path: Path
-    seconds: float = 0.0
-    finished: bool = False
-
-    def read(self) -> None:
-        """Read the file, if there is one."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            content = json.loads(self.path.read_text())
-            self.seconds, self.finished = float(content["seconds"]), bool(content["finished"])
-
-    def write(self) -> None:
-        """Write the file."""
-        with atomic_write(self.path) as file:
-            file.write(json.dumps({"seconds": self.seconds, "finished": self.finished}).encode())
+    """A process that failed."""
 
 
 def zoo_command(run: Run) -> list[str]:
     """Return the zoo's command line for a training."""
+    plan = run.plan
+    eval_freq = run.zoo_steps(plan.evaluation.freq[run.env])
     options = {
         "--algo": run.algo,
         "--env": run.env,
         "--seed": run.seed,
-        "-n": run.zoo_timesteps,
+        "-n": run.zoo_steps(run.timesteps),
         "-f": run.log_dir,
         "--conf-file": run.study / "hyperparams" / f"{run.arm}.yml",
-        "--num-threads": run.num_threads,
-        "--device": run.device,
-        "--eval-freq": run.zoo_eval_freq,
-        "--eval-episodes": run.eval_episodes,
+        "--num-threads": plan.num_threads,
+        "--device": plan.device,
+        "--eval-freq": eval_freq,
+        "--eval-episodes": plan.evaluation.episodes,
     }
     if measure.has_critic(run.algo):
         # Agents for the comparison of values and returns, and checkpoints of td3x
-        options["--save-freq"] = run.zoo_eval_freq
+        options["--save-freq"] = eval_freq
     parts = [str(part) for option in options.items() for part in option]
-    packages = ["--gym-packages", *run.gym_packages] if run.gym_packages else []
+    packages = ["--gym-packages", *plan.gym_packages] if plan.gym_packages else []
     return [sys.executable, "-m", "rl_zoo3.train", *parts, *packages]
-
-
-def do_run_in_worker(run: Run, engine_pid: int) -> Outcome:
-    """
-    Do a run in a process of joblib.
-
-    :param engine_pid: id of the process that has given out the run; it may be this one
-    """
-    if os.getpid() != engine_pid:
-        _end_with_parent()
-    return do_run(run)
-
-
-@functools.cache
-def _end_with_parent() -> None:
-    """
-    Make this process, and its training, end when the process that started it is killed.
-
-    Otherwise a worker of joblib would finish its run while the next start of the study does the same one.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_POLL)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def do_run(run: Run) -> Outcome:
@@ -127,16 +85,15 @@ def do_run(run: Run) -> Outcome:
     :return: the outcome; an error is also written to the run's log in ``failures``
     """
     try:
-        if run.is_finished():
-            return Outcome(run)
-        for package in run.gym_packages:
-            importlib.import_module(package)
-        th.set_num_threads(run.num_threads)
-        _train(run)
-        # After a kill on the way into place, agents that were saved during training may be gone: measure once
-        if not run.is_measured(run.unfinished):
-            _measure(run)
-        _move_into_place(run)
+        if read_record(run, run.folder) is None:
+            # After a kill on the way into place, agents that were saved during training may be gone: measure once
+            if read_record(run, run.unfinished) is None:
+                _train(run)
+                trusted = ["--trusted"] if run.trusted else []
+                module = ["sb3_td3x.studies.run", str(run.study), run.arm, run.env, str(run.seed), *trusted]
+                if _run_process(run, module) != 0:
+                    raise RunError(f"the measurement failed, see {run.failure}")
+            _move_into_place(run)
     except Exception as error:
         _write_failure(run, error)
         return Outcome(run, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
@@ -149,126 +106,84 @@ def _log(run: Run) -> Path:
     return run.log_dir / "train.log"
 
 
-def _timing(run: Run) -> _Timing:
-    timing = _Timing(run.log_dir / "timing.json")
-    timing.read()
-    return timing
-
-
 def _train(run: Run) -> None:
     """
     Train from the newest checkpoint if there is one, else from the beginning; do nothing if the training is over.
 
     :raises RunError: the zoo failed
-    :raises ValueError: another process trains this run
+    :raises ValueError: another process trains this run, as one may on a machine that a cluster considers dead
     """
-    timing = _timing(run)
-    if timing.finished and run.unfinished.is_dir():
+    if (run.unfinished / TRAINED_FILE).exists():
         return
-    if not _resume(run, timing):
-        _clear(run)
-        timing = _Timing(timing.path)
-        _train_part(run, timing, zoo_command(run)[2:])
-    if not timing.finished:
-        raise RunError(f"the training ended without its {run.zoo_timesteps} timesteps, see {run.failure}")
+    seconds = None
+    status = _resume(run)
+    if status is None:
+        lock_folder(checkpoint_folder(run.unfinished)).release()
+        shutil.rmtree(run.log_dir, ignore_errors=True)
+        run.log_dir.mkdir(parents=True)
+        start = time.perf_counter()
+        status = _run_process(run, zoo_command(run)[2:])
+        seconds = round(time.perf_counter() - start, 3)
+    # An interrupted zoo saves its agent too, and ends well
+    n_timesteps = run.zoo_steps(run.timesteps)
+    last_agent = run.unfinished / f"{env_file_name(run.env)}.zip"
+    if status != 0 or measure.agent_data(last_agent).get("num_timesteps", 0) < n_timesteps:
+        raise RunError(f"the training ended without its {n_timesteps} timesteps, see {run.failure}")
+    with atomic_write(run.unfinished / TRAINED_FILE) as file:
+        file.write(json.dumps({"seconds": seconds}).encode())
 
 
-def _resume(run: Run, timing: _Timing) -> bool:
+def _resume(run: Run) -> int | None:
     """
     Resume a training from its newest checkpoint.
 
-    :return: whether the checkpoint works; if it does not, the run must start again, or it would never be finished
+    :return: exit status of the process, below 0 if a signal ended it; None: there is no checkpoint that works, so the
+        run must start again, or it would never be finished
     """
-    checkpoint = _newest_checkpoint(run)
-    if run.algo != ALGO or checkpoint is None:
-        return False
+    checkpoints = list_checkpoints(checkpoint_folder(run.unfinished))
+    if run.algo != ALGO or not checkpoints:
+        return None
     # The user has named the packages for this study, but `resume` finds them in the settings of the run
-    trusted = ["--trusted"] if run.trusted or run.gym_packages else []
-    status = _train_part(run, timing, ["sb3_td3x", "resume", str(run.unfinished), *trusted])
+    trusted = ["--trusted"] if run.trusted or run.plan.gym_packages else []
+    status = _run_process(run, ["sb3_td3x", "resume", str(run.unfinished), *trusted])
     # A process that was killed, or interrupted and ended well, says nothing about its checkpoint
-    return status <= 0 or _newest_checkpoint(run) != checkpoint
+    works = status <= 0 or list_checkpoints(checkpoint_folder(run.unfinished))[-1:] != checkpoints[-1:]
+    return status if works else None
 
 
-def _clear(run: Run) -> None:
+def _run_process(run: Run, module: list[str]) -> int:
     """
-    Delete the log folder of a run.
+    Run a module in a process that ends with this one, and when the study is interrupted.
 
-    :raises ValueError: another process trains there, as one may on a machine that a cluster considers dead
+    :param module: its name and arguments
+    :return: exit status, below 0 if a signal ended it
     """
-    lock_folder(checkpoint_folder(run.unfinished)).release()
-    shutil.rmtree(run.log_dir, ignore_errors=True)
-    run.log_dir.mkdir(parents=True)
-
-
-def _train_part(run: Run, timing: _Timing, module: list[str]) -> int:
-    """
-    Run a command of the zoo, and count its time up to each checkpoint.
-
-    :param timing: duration so far, which is updated; finished if the training is whole
-    :return: exit status of the process, below 0 if a signal ended it
-    """
-    start = time.perf_counter()
-    before = timing.seconds
-    with _zoo_process(run, module) as process:
-        seen = _newest_checkpoint(run)
+    command = [sys.executable, "-m", f"{__package__}.child_process", *module]
+    # Threads of NumPy and PyTorch would fight for the cores of parallel runs
+    variables = {**os.environ, "OMP_NUM_THREADS": str(run.plan.num_threads)}
+    with (
+        _log(run).open("ab") as log,
+        # A separate session: Ctrl-C ends the study, which ends the zoo; the zoo would save its agent as if finished
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=variables
+        ) as process,
+    ):
+        # The end of the block closes the standard input, and so ends the process
         while process.poll() is None:
-            time.sleep(_POLL)
-            newest = _newest_checkpoint(run)
-            if newest != seen:
-                # The next start would resume here
-                seen, timing.seconds = newest, before + time.perf_counter() - start
-                timing.write()
-    # An interrupted zoo saves its agent too, and ends well
-    last_agent = run.unfinished / f"{run.unfinished.name.rpartition('_')[0]}.zip"
-    if process.returncode == 0 and measure.agent_data(last_agent).get("num_timesteps", 0) >= run.zoo_timesteps:
-        timing.seconds, timing.finished = before + time.perf_counter() - start, True
-        timing.write()
+            if interrupted.wait(_POLL):
+                raise SystemExit
     return process.returncode
-
-
-def _newest_checkpoint(run: Run) -> str | None:
-    names = [path.name for path in list_checkpoints(checkpoint_folder(run.unfinished))]
-    return names[-1] if names else None
-
-
-@contextlib.contextmanager
-def _zoo_process(run: Run, module: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command of the zoo, and end it with the block, whatever happens."""
-    command = [sys.executable, "-m", f"{__package__}.zoo_process", *module]
-    with _log(run).open("ab") as log:
-        # A separate session: Ctrl-C ends the study, which ends the zoo; the zoo would save its agent as if finished.
-        # Threads of NumPy and PyTorch would fight for the cores of parallel runs.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(run.num_threads)},
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def _measure(run: Run) -> None:
     """Measure a trained run, and write its ``run.json``."""
+    settings = run.plan.evaluation
     # Agents of other algorithms are pickles, but the study has just trained them itself
     trained = ZooRun(run.unfinished, trusted=run.trusted or run.algo != ALGO)
-    returns, lengths = measure.play_test(trained, trained.last_agent, FINAL_EPISODES, FINAL_SEED)
-    best_returns = None
+    test = settings.final_episodes, settings.final_seed
     # Before the first update an evaluation says nothing about the training
-    if measure.agent_data(trained.best_agent).get("_n_updates", 0) > 0:
-        best_returns, _ = measure.play_test(trained, trained.best_agent, FINAL_EPISODES, FINAL_SEED)
-    learning_starts = measure.agent_data(trained.last_agent).get("learning_starts")
-    seconds = _timing(run).seconds
-    here = machine(PACKAGES)
+    has_best = measure.agent_data(trained.best_agent).get("_n_updates", 0) > 0
+    here = machine()
     record = RunRecord(
         arm=run.arm,
         algo=run.algo,
@@ -276,16 +191,13 @@ def _measure(run: Run) -> None:
         seed=run.seed,
         timesteps=run.timesteps,
         command=zoo_command(run),
-        training_seconds=round(seconds, 3),
-        steps_per_second=round(run.timesteps / seconds, 3),
-        final_returns=returns,
-        final_lengths=lengths,
-        best_returns=best_returns,
+        training_seconds=json.loads((run.unfinished / TRAINED_FILE).read_text())["seconds"],
+        final_returns=measure.play_test(trained, trained.last_agent, *test),
+        best_returns=measure.play_test(trained, trained.best_agent, *test) if has_best else None,
         evaluations=measure.read_evaluations(trained),
-        value_estimates=measure.estimate_values(trained, run.timesteps, VALUE_STATES, VALUE_SEED),
+        value_estimates=measure.estimate_values(trained, run.timesteps, settings.value_states, settings.value_seed),
         versions=here["versions"],
         machine={"processor": here["cpu"], "cores": here["cores"]},
-        learning_starts=None if learning_starts is None else learning_starts * run.action_repeat,
         reward_threshold=gym.spec(run.env).reward_threshold,
     )
     write_record(record, trained.folder)
@@ -297,8 +209,8 @@ def _move_into_place(run: Run) -> None:
 
     A start after a kill continues here.
     """
-    for path in run.unfinished.glob("rl_model_*_steps.zip"):
-        path.unlink()
+    for path in (*run.unfinished.glob("rl_model_*_steps.zip"), run.unfinished / TRAINED_FILE):
+        path.unlink(missing_ok=True)
     shutil.rmtree(checkpoint_folder(run.unfinished), ignore_errors=True)
     if _log(run).exists():
         _log(run).replace(run.unfinished / "train.log")
@@ -316,3 +228,16 @@ def _write_failure(run: Run, error: Exception) -> None:
     if not isinstance(error, RunError):
         output += f"\n{''.join(traceback.format_exception(error))}"
     run.failure.write_text(f"{shlex.join(zoo_command(run))}\n\n{output}")
+
+
+def main(study: str, arm: str, env: str, seed: str, *trusted: str) -> None:
+    """Measure a trained run."""
+    run = Run(Path(study), arm, env, int(seed), read_plan(Path(study)), bool(trusted))
+    for package in run.plan.gym_packages:
+        importlib.import_module(package)
+    th.set_num_threads(run.plan.num_threads)
+    _measure(run)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

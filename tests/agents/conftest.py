@@ -18,6 +18,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def published(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Publish their agent, and return the log folder."""
     output = tmp_path_factory.mktemp("published")
-    options = ["--selection-episodes", "3", "--first-round", "3", "--test-episodes", "4", "--cpu", "a fast one"]
+    options = ["--selection-episodes", "3", "--test-episodes", "4", "--cpu", "a fast one"]
     assert main(["publish", *map(str, runs), "-o", str(output), *options, "--jobs", "2"]) == 0
     return output

@@ -7,48 +7,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch as th
 from published_agents import ENV
-from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_td3x.agents import training as training_module
 from sb3_td3x.agents.command import main
-from sb3_td3x.agents.evaluate import allowed_loss, format_table, format_zoo, read_zoo_benchmark, summarize
-from sb3_td3x.agents.training import TEST_SEED, Training, episodes_of_test, find_agents, play_agent
-from sb3_td3x.zoo.play import Episode
+from sb3_td3x.agents.evaluate import allowed_loss, format_table, format_zoo, summarize
+from sb3_td3x.agents.training import TEST_SEED, Training, find_agents
+from sb3_td3x.studies.measure import play_test
 from sb3_td3x.zoo.runs import ZooRun
 
 
 def test_any_number_of_episodes_begins_alike(published: Path) -> None:
     (folder,) = find_agents(published)
-    few, many = (play_agent(folder, f"{ENV}.zip", n, TEST_SEED) for n in (4, 14))
+    run = ZooRun(folder)
+    few, many = (play_test(run, run.last_agent, n, TEST_SEED) for n in (4, 14))
     assert few == many[:4] == Training.read(folder).published.test_returns
     assert len(set(many)) == 14  # as many start states
 
 
 def test_another_number_of_envs_plays_the_same_start_states(published: Path) -> None:
-    (folder,) = find_agents(published)
-    one, three = (play_agent(folder, f"{ENV}.zip", 4, TEST_SEED, n_envs) for n_envs in (1, 3))
+    run = ZooRun(find_agents(published)[0])
+    one, three = (play_test(run, run.last_agent, 4, TEST_SEED, n_envs) for n_envs in (1, 3))
     assert one == pytest.approx(three, rel=0.05)
-
-
-def test_agents_play_with_one_thread(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Returns depend on the number of threads, so they are played with one, whatever the caller uses."""
-    threads: list[int] = []
-    load_agent = ZooRun.load_agent
-
-    def count_threads(self: ZooRun, *args: object) -> object:
-        threads.append(th.get_num_threads())
-        return load_agent(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ZooRun, "load_agent", count_threads)
-    before = th.get_num_threads()
-    try:
-        th.set_num_threads(2)
-        play_agent(find_agents(published)[0], f"{ENV}.zip", 1, TEST_SEED)
-        assert (threads, th.get_num_threads()) == ([1], 2)
-    finally:
-        th.set_num_threads(before)
 
 
 def test_check(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,11 +68,6 @@ def test_table_of_an_env_with_a_bar(published: Path) -> None:
     assert "| 30.0 | 10.0, 20.0, 30.0, 40.0, 50.0 in 1 episodes each |" in row
 
 
-def test_tests_are_longer_where_luck_decides() -> None:
-    assert episodes_of_test("BipedalWalkerHardcore-v3") == episodes_of_test("LunarLanderContinuous-v3") == 1000
-    assert episodes_of_test(ENV) == 100
-
-
 @pytest.mark.parametrize(
     ("options", "error"), [([], "there are no agents in"), (["--env", "Pendulum"], "has no agent for Pendulum")]
 )
@@ -120,22 +94,6 @@ def test_allowed_loss(returns: list[float], allowed: float) -> None:
 
 
 def test_best_of_the_zoo() -> None:
-    figures = read_zoo_benchmark()
-    assert format_zoo(figures["BipedalWalkerHardcore"]) == "td3 -98.1 ± 16.1 at 10M, tqc 235.2 ± 110.6 at 2M"
-    assert format_zoo({}) == ""
-
-
-def test_an_episode_does_not_depend_on_earlier_ones(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Envs such as BipedalWalker keep state over ``reset``, so no copy of the env plays a second counted episode."""
-    seen: list[VecEnv] = []
-
-    def play_episodes(model: object, env: VecEnv, n_episodes: int, seed: int) -> list[Episode]:
-        assert n_episodes <= env.num_envs
-        assert env not in seen
-        seen.append(env)
-        return [Episode(float(seed + idx), 1) for idx in range(n_episodes)]
-
-    monkeypatch.setattr(training_module, "play_episodes", play_episodes)
-    (folder,) = find_agents(published)
-    assert play_agent(folder, f"{ENV}.zip", 14, first_seed=5, n_envs=10) == [float(seed) for seed in range(5, 19)]
-    assert len(seen) == 2
+    expected = "td3 -98.1 ± 16.1 at 10M, tqc 235.2 ± 110.6 at 2M"
+    assert format_zoo("BipedalWalkerHardcore-v3") == expected
+    assert format_zoo("Unknown-v0") == ""

@@ -12,8 +12,9 @@ from published_agents import AGENTS, ENV, ROOT, run_python
 from sb3_td3x import TD3X
 from sb3_td3x.agents.evaluate import allowed_loss
 from sb3_td3x.agents.publish import check_portable
-from sb3_td3x.agents.training import SELECTION_SEED, TEST_SEED, Training, best_candidate, find_agents, play_agent
+from sb3_td3x.agents.training import SELECTION_SEED, TEST_SEED, Training, best_candidate, find_agents
 from sb3_td3x.files.agent import open_agent
+from sb3_td3x.studies.measure import play_test
 from sb3_td3x.zoo.runs import ZooRun
 
 FOLDERS = [pytest.param(folder, id=folder.name) for folder in find_agents(AGENTS)]
@@ -69,7 +70,8 @@ def test_size() -> None:
 @pytest.mark.parametrize("folder", QUICK)
 def test_is_not_worse_than_recorded(folder: Path) -> None:
     training = Training.read(folder)
-    returns = play_agent(folder, f"{training.env}.zip", 10, TEST_SEED)
+    run = ZooRun(folder)
+    returns = play_test(run, run.last_agent, 10, TEST_SEED)
     recorded = training.published.test_returns[:10]
     assert np.mean(recorded) - np.mean(returns) <= allowed_loss(recorded, returns)
 

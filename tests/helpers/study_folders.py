@@ -1,19 +1,12 @@
 """Folders of studies with made-up results."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sb3_td3x.studies.results import (
-    Evaluations,
-    RunRecord,
-    ValueEstimate,
-    run_folder,
-    write_record,
-)
+from sb3_td3x.studies.arms import Arm
+from sb3_td3x.studies.plan import Evaluation, Plan, Run, prepare
+from sb3_td3x.studies.results import Evaluations, RunRecord, ValueEstimate, write_record
 
 
 def write_study(
@@ -33,30 +26,19 @@ def write_study(
     :param changes: fields to change in all records
     :return: the folder
     """
-    arms = list(dict.fromkeys(arm for by_arm in scores.values() for arm in by_arm))
-    config = {
-        "format": 1,
-        "kind": "ablation",
-        "envs": list(scores),
-        "seeds": list(seeds),
-        "timesteps": dict.fromkeys(scores, timesteps),
-        "evaluation": {
-            "freq": dict.fromkeys(scores, timesteps // 2),
-            "episodes": 2,
-            "final_episodes": 2,
-            "value_states": 10,
-        },
-        "arms": {
-            arm: {
-                "algo": "td3x",
-                "description": f"what {arm} is",
-                "hyperparams": {env: {"policy": "MlpPolicy"} for env, by_arm in scores.items() if arm in by_arm},
-            }
-            for arm in arms
-        },
-    }
-    folder.mkdir(parents=True)
-    (folder / "study.json").write_text(json.dumps(config))
+    hyperparams: dict[str, dict[str, Any]] = {}
+    for env, by_arm in scores.items():
+        for arm in by_arm:
+            hyperparams.setdefault(arm, {})[env] = {"policy": "MlpPolicy"}
+    plan = Plan(
+        kind="ablation",
+        envs=list(scores),
+        seeds=list(seeds),
+        timesteps=dict.fromkeys(scores, timesteps),
+        evaluation=Evaluation(dict.fromkeys(scores, timesteps // 2), episodes=2, final_episodes=2),
+        arms={arm: Arm(arm, "td3x", f"what {arm} is", entries) for arm, entries in hyperparams.items()},
+    )
+    prepare(plan, folder)
     for env, by_arm in scores.items():
         for arm, by_seed in by_arm.items():
             for seed, returns in by_seed.items():
@@ -64,11 +46,24 @@ def write_study(
     return folder
 
 
+def run_of(study: Path, record: RunRecord) -> Run:
+    """Return the run of a record."""
+    arms = {record.arm: Arm(record.arm, record.algo, "", {record.env: {}})}
+    timesteps = {record.env: record.timesteps}
+    plan = Plan("ablation", [record.env], [record.seed], timesteps, Evaluation(timesteps), arms)
+    return Run(study, record.arm, record.env, record.seed, plan)
+
+
 def write(study: Path, record: RunRecord) -> None:
     """Write a record into the folder of its run."""
-    folder = run_folder(study, record.arm, record.algo, record.env, record.seed)
+    folder = run_of(study, record).folder
     folder.mkdir(parents=True, exist_ok=True)
     write_record(record, folder)
+
+
+def value_estimates(*points: tuple[int, float, float]) -> list[ValueEstimate]:
+    """Return estimates from timesteps, estimated value and return."""
+    return [ValueEstimate(timesteps=t, estimated=value, monte_carlo=returns) for t, value, returns in points]
 
 
 def make_record(
@@ -85,88 +80,13 @@ def make_record(
         "timesteps": timesteps,
         "command": ["python", "-m", "rl_zoo3.train"],
         "training_seconds": 100.0,
-        "steps_per_second": timesteps / 100.0,
         "final_returns": values,
-        "final_lengths": [200] * len(values),
         "best_returns": [value + 1 for value in values],
-        "evaluations": Evaluations([half, timesteps], [[value - 10 for value in values], values]),
-        "value_estimates": [ValueEstimate(half, -40.0, -50.0, 10), ValueEstimate(timesteps, -20.0 + seed, -25.0, 10)],
+        "evaluations": Evaluations(timesteps=[half, timesteps], returns=[[value - 10 for value in values], values]),
+        "value_estimates": value_estimates((half, -40.0, -50.0), (timesteps, -20.0 + seed, -25.0)),
         "versions": {"stable-baselines3": "2.9.2"},
         "machine": {"processor": "A processor", "cores": 2},
-        "learning_starts": 1_000,
         "reward_threshold": 0.0,
         **changes,
     }
     return RunRecord(**fields)
-
-
-# Arms of an ablation, each with its final score, speed of learning, over-estimation, and chance that a seed fails
-_ARMS = {
-    "full": (1.0, 4.0, 0.02, 0.0),
-    "stochastic-policy": (0.9, 3.0, 0.03, 0.0),
-    "no-replay": (0.1, 1.0, 0.30, 0.0),
-    "no-targets": (0.45, 2.0, 0.60, 0.2),
-    "no-smoothing": (0.96, 4.2, 0.06, 0.0),
-    "no-delay": (0.93, 4.5, 0.08, 0.0),
-    "no-clipping": (0.88, 4.0, 0.22, 0.1),
-    "ddpg": (0.7, 3.0, 0.35, 0.3),
-    "noise-decay": (1.01, 4.3, 0.02, 0.0),
-    "shaping": (0.99, 5.5, 0.01, 0.0),
-}
-# Worst and best return, length of a training in steps, spread of episodes, steps a second
-_ENVS = {
-    "Pendulum-v1": (-1300.0, -150.0, 20_000, 90.0, 420.0),
-    "LunarLanderContinuous-v3": (-250.0, 265.0, 200_000, 45.0, 230.0),
-    "BipedalWalker-v3": (-110.0, 310.0, 500_000, 40.0, 180.0),
-}
-
-
-def write_plausible_study(folder: Path, n_arms: int, envs: Sequence[str], seeds: Sequence[int]) -> Path:
-    """
-    Write a study that looks like a real one, to look at its report.
-
-    :param folder: folder of the study
-    :param n_arms: number of arms, at most 10
-    :param envs: ids of some of the three envs that are known here
-    :param seeds: seeds of the study
-    :return: the folder
-    """
-    rng = np.random.default_rng(0)
-    arms = list(_ARMS)[:n_arms]
-    write_study(folder, {env: {arm: {} for arm in arms} for env in envs}, seeds)
-    for env in envs:
-        worst, best, timesteps, spread, speed = _ENVS[env]
-        points = np.linspace(timesteps / 20, timesteps, 20).astype(int)
-        for arm in arms:
-            level, rate, over, failing = _ARMS[arm]
-            for seed in seeds:
-                reached = 0.25 if rng.random() < failing else level - abs(rng.normal(0, 0.03))
-                progress = reached * (1 - np.exp(-rate * 1.5 * points / timesteps)) + rng.normal(0, 0.03, 20)
-                means = worst + (best - worst) * progress
-
-                def episodes(mean: float, n: int, spread: float = spread) -> list[float]:
-                    return [float(mean + spread - value) for value in rng.gamma(1.5, spread / 1.5, n)]
-
-                seconds = timesteps / (speed * rng.uniform(0.9, 1.05) * (0.6 + 0.04 * rate))
-                scale = abs(best - worst) * 0.2
-                true = (progress - 0.5) * scale
-                bias = over * scale * np.sqrt(points / timesteps) * rng.uniform(0.7, 1.3)
-                record = make_record(
-                    arm,
-                    env,
-                    seed,
-                    episodes(means[-1], 100),
-                    timesteps,
-                    best_returns=episodes(max(means[-1], means.max() - 0.02 * (best - worst)), 100),
-                    evaluations=Evaluations(points.tolist(), [episodes(mean, 10) for mean in means]),
-                    value_estimates=[
-                        ValueEstimate(int(step), float(value + extra), float(value), 10)
-                        for step, value, extra in zip(points, true, bias, strict=True)
-                    ],
-                    training_seconds=float(seconds),
-                    steps_per_second=float(timesteps / seconds),
-                    versions={"sb3-td3x": "0.1.0", "stable-baselines3": "2.9.2", "torch": "2.13.0"},
-                    machine={"processor": "AMD EPYC 9B14", "cores": 2},
-                )
-                write(folder, record)
-    return folder

@@ -173,7 +173,6 @@ def test_sweep(tmp_path: Path) -> None:
         ("a: {on: 2}", "the hyperparameter True is unknown: expected text"),
         ("a: {seed: 5}", "the hyperparameter 'seed' is unknown"),
         ("a: {device: cpu}", "the hyperparameter 'device' is unknown"),
-        ("a: {callback: 5}", "The arm a: callback=5 is not allowed, expected names"),
         ("study.json: {tau: 1}", "The arm 'study.json' is not allowed"),
         ("a: 3", "a: 3 is not allowed, expected hyperparameters"),
         ("a: {n_timesteps: 3}", "n_timesteps is not allowed"),

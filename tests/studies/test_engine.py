@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from processes import held_by_another_process
 
 from sb3_td3x.studies.arms import Arm
-from sb3_td3x.studies.command import main
-from sb3_td3x.studies.engine import _locked, run_study
-from sb3_td3x.studies.plan import Plan, Run, Settings, runs_of
+from sb3_td3x.studies.command import _make_parser, _make_plan, main
+from sb3_td3x.studies.engine import run_study
+from sb3_td3x.studies.plan import Evaluation, Plan, Run
 from sb3_td3x.studies.results import read_record, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def zoo_processes(folder: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = path.read_bytes()
-            if b"zoo_process" in command and str(folder).encode() in command:
+            if b"child_process" in command and str(folder).encode() in command:
                 found.append(int(path.parent.name))
     return found
 
@@ -101,9 +102,13 @@ def has_rows(run: Run) -> bool:
     return any(len(path.read_text().splitlines()) > 2 for path in run.unfinished.glob("*monitor.csv"))
 
 
-def runs(folder: Path, *arms: str, timesteps: int = 60) -> list[Run]:
-    plan = Plan("sweep", [Arm(name, "td3x", "", {ENV: {}}) for name in arms], {ENV: Settings(timesteps, 20)}, [1])
-    return runs_of(plan, folder / "study")
+def make_plan(*arms: str) -> Plan:
+    named = {name: Arm(name, "td3x", "", {ENV: {}}) for name in arms}
+    return Plan("sweep", [ENV], [1], {ENV: 60}, Evaluation({ENV: 20}), named)
+
+
+def runs(folder: Path, *arms: str) -> list[Run]:
+    return list(make_plan(*arms).runs(folder / "study"))
 
 
 @pytest.fixture
@@ -131,11 +136,11 @@ def test_a_study_from_start_to_end(tmp_path: Path, sweep: Callable[..., str]) ->
 
     (record,) = read_results(tmp_path / "study").records
     assert (record.arm, record.timesteps, record.seed) == ("plain", 60, 1)
-    assert len(record.final_returns) == len(record.best_returns or []) == len(record.final_lengths) == 100
-    assert record.evaluations.timesteps == [20, 40, 60]
-    assert np.shape(record.evaluations.returns) == (3, 2)
-    assert [estimate.timesteps for estimate in record.value_estimates or []] == [20, 40, 60]
-    assert record.steps_per_second == pytest.approx(60 / record.training_seconds, rel=1e-3)
+    assert len(record.final_returns) == len(record.best_returns or []) == 100
+    assert record.evaluations["timesteps"] == [20, 40, 60]
+    assert np.shape(record.evaluations["returns"]) == (3, 2)
+    assert [estimate["timesteps"] for estimate in record.value_estimates or []] == [20, 40, 60]
+    assert record.training_seconds is not None
     folder = runs(tmp_path, "plain")[0].folder
     left = {path.name for path in folder.iterdir()}
     assert left == {
@@ -196,7 +201,10 @@ def test_a_killed_study_continues(tmp_path: Path, sweep: Callable[..., str]) -> 
     assert "1 of 2 runs are finished, 1 to do" in sweep(arms, status=0)
     assert (quick.folder / "run.json").stat().st_mtime_ns == written
     assert "Resuming from" in (slow.folder / "train.log").read_text()
-    assert read_record(slow.folder / "run.json").evaluations.timesteps == [20, 40, 60]
+    record = read_record(slow, slow.folder)
+    assert record is not None
+    assert record.evaluations["timesteps"] == [20, 40, 60]
+    assert record.training_seconds is None
     assert not list((tmp_path / "study/unfinished").glob("*/*"))
 
 
@@ -206,8 +214,8 @@ def test_a_killed_study_continues(tmp_path: Path, sweep: Callable[..., str]) -> 
     ("number", "jobs", "status", "output"),
     [
         (signal.SIGINT, "2", 130, "Interrupted: the same command continues"),
-        (signal.SIGTERM, "1", 143, ""),
-        # No handler runs; workers must end by themselves
+        (signal.SIGTERM, "1", -signal.SIGTERM, ""),
+        # No handler runs; the trainings must end by themselves
         (signal.SIGKILL, "2", -signal.SIGKILL, ""),
     ],
 )
@@ -221,33 +229,25 @@ def test_signals_end_the_trainings(tmp_path: Path, number: int, jobs: str, statu
     wait_for_silence(tmp_path)
 
 
+def test_length_of_trainings_and_evaluations(tmp_path: Path) -> None:
+    def lengths(*options: str) -> tuple[dict[str, int], dict[str, int]]:
+        plan = _make_plan(
+            _make_parser().parse_args(["sweep", str(tmp_path / "arms.yml"), "--env", "Pendulum-v1", *options])
+        )
+        return plan.timesteps, plan.evaluation.freq
+
+    (tmp_path / "arms.yml").write_text("plain:\n")
+    assert lengths() == ({"Pendulum-v1": 10_000}, {"Pendulum-v1": 500})
+    assert lengths("--timesteps", "10") == ({"Pendulum-v1": 10}, {"Pendulum-v1": 1})
+    assert lengths("--eval-freq", "300") == ({"Pendulum-v1": 10_000}, {"Pendulum-v1": 300})
+    # Repeated actions count as env steps
+    (tmp_path / "arms.yml").write_text("plain: {env_wrapper: [{rl_zoo3.wrappers.FrameSkip: {skip: 3}}]}\n")
+    assert lengths() == ({"Pendulum-v1": 30_000}, {"Pendulum-v1": 1500})
+
+
 def test_one_study_in_a_folder(tmp_path: Path) -> None:
-    plan = Plan("sweep", [], {}, [1])
-    with _locked(tmp_path), pytest.raises(ValueError, match="A study is running in"):
-        run_study(plan, tmp_path, progress=False)
-
-
-def test_lost_runs_are_repeated_a_bounded_number_of_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sb3_td3x.studies import engine
-    from sb3_td3x.studies.run import Outcome
-
-    passes: list[list[str]] = []
-
-    def one_at_a_time(missing: list[Run], jobs: int, backend: str) -> Iterator[Outcome]:
-        passes.append([run.arm for run in missing])
-        for run in missing:
-            if run.arm == "deadly":
-                raise RuntimeError("the worker died")
-            yield Outcome(run)
-
-    monkeypatch.setattr(engine, "_pass", one_at_a_time)
-    monkeypatch.setattr(engine, "_SETTLE", 0.0)
-    arms = [Arm(name, "td3x", "", {ENV: {}}) for name in ("a", "deadly", "b")]
-    outcomes = run_study(Plan("sweep", arms, {ENV: Settings(60, 20)}, [1]), tmp_path, progress=False)
-    # "b" comes after the deadly one in each pass
-    assert passes == [["a", "deadly", "b"], *[["deadly", "b"]] * 3]
-    assert [outcome.error is None for outcome in outcomes] == [True, False, False]
-    assert "lost in each of 3 passes, at last RuntimeError: the worker died" in str(outcomes[1].error)
+    with held_by_another_process(tmp_path), pytest.raises(ValueError, match="is in use by another process"):
+        run_study(make_plan(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,6 @@ def test_a_cluster_that_loses_a_machine(tmp_path: Path, ray_cluster: tuple[str, 
     wait_until(lambda: all(has_rows(run) for run in both), process)
     os.killpg(second_node.pid, signal.SIGKILL)
     output = finish(process)
-    assert "Runs were lost with their process or machine, and are repeated" in output
     assert "2 of 2 runs are finished" in output
     assert [record.arm for record in read_results(tmp_path / "study").records] == ["a", "b"]
     wait_for_silence(tmp_path)

@@ -16,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
+from sb3_td3x.studies import measure
 from sb3_td3x.studies.measure import (
     agent_data,
     estimate_value,
@@ -24,8 +25,8 @@ from sb3_td3x.studies.measure import (
     play_test,
     q1_values,
     read_evaluations,
-    trained_timesteps,
 )
+from sb3_td3x.zoo.play import Episode
 from sb3_td3x.zoo.runs import ZooRun
 
 ENV = "StudyPoint-v0"
@@ -72,10 +73,9 @@ def test_values_of_every_kind_of_critic(tmp_path: Path, algo: str) -> None:
     np.testing.assert_allclose(q1_values(model, obs), expected.numpy(), rtol=1e-5, atol=1e-6)
 
     estimate = estimate_value(run, run.last_agent, 7, n_states=4, seed=0)
-    assert (estimate.timesteps, estimate.n_states) == (7, 4)
-    assert estimate.monte_carlo == pytest.approx(DISCOUNTED, rel=1e-5)
-    returns, lengths = play_test(run, run.last_agent, n_episodes=3, seed=0)
-    assert (returns, lengths) == ([N] * 3, [N] * 3)
+    assert estimate["timesteps"] == 7
+    assert estimate["monte_carlo"] == pytest.approx(DISCOUNTED, rel=1e-5)
+    assert play_test(run, run.last_agent, 3, 0) == [N] * 3
 
 
 @pytest.mark.parametrize("algo", ["ppo", "ppo_lstm"])
@@ -89,7 +89,7 @@ def test_algorithms_without_critic(tmp_path: Path, algo: str) -> None:
     run = trained(tmp_path, algo, model)
     assert not has_critic(algo)
     assert estimate_values(run, 10, 4, 0) is None
-    assert play_test(run, run.last_agent, n_episodes=2, seed=0)[0] == [N, N]
+    assert play_test(run, run.last_agent, 2, 0) == [N, N]
 
 
 def test_values_are_in_the_units_that_the_critic_learned(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_values_are_in_the_units_that_the_critic_learned(tmp_path: Path) -> None
         {"sb3_td3x.shaping.RewardScale": {"scale": 5}},
     ]
     run = trained(tmp_path, "td3x", make(TD3X, reward_shaping=hook), reward_shaping=hook)
-    assert estimate_value(run, run.last_agent, 1, 2, 0).monte_carlo == pytest.approx(2.5 * DISCOUNTED, rel=1e-5)
+    assert estimate_value(run, run.last_agent, 1, 2, 0)["monte_carlo"] == pytest.approx(2.5 * DISCOUNTED, rel=1e-5)
     # Returns of the test stay raw
-    assert play_test(run, run.last_agent, n_episodes=2, seed=0)[0] == [N, N]
+    assert play_test(run, run.last_agent, 2, 0) == [N, N]
 
 
 def test_nothing_counts_after_a_shaped_termination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_nothing_counts_after_a_shaped_termination(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     hook = "of_mine.end_at_once"
     run = trained(tmp_path / "run", "td3x", make(TD3X, reward_shaping=hook), reward_shaping=hook)
-    assert estimate_value(run, run.last_agent, 1, 2, 0).monte_carlo == 1.0
+    assert estimate_value(run, run.last_agent, 1, 2, 0)["monte_carlo"] == 1.0
 
 
 @pytest.mark.parametrize("norm_reward", [True, False])
@@ -124,8 +124,8 @@ def test_normalized_rewards(tmp_path: Path, norm_reward: bool) -> None:
     # The zoo does not keep the statistics of the first 50 steps
     (estimate,) = estimate_values(run, 100, 2, 0) or []
     unit = np.sqrt(env.ret_rms.var + env.epsilon) if norm_reward else 1.0
-    assert estimate.monte_carlo == pytest.approx(DISCOUNTED / unit, rel=1e-4)
-    assert play_test(run, run.last_agent, n_episodes=2, seed=0)[0] == [N, N]
+    assert estimate["monte_carlo"] == pytest.approx(DISCOUNTED / unit, rel=1e-4)
+    assert play_test(run, run.last_agent, 2, 0) == [N, N]
 
 
 def test_agents_saved_on_the_way(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_agents_saved_on_the_way(tmp_path: Path) -> None:
         model.save(run.folder / f"rl_model_{steps}_steps.zip")
     estimates = estimate_values(run, 100, 2, 0)
     assert estimates is not None
-    assert [estimate.timesteps for estimate in estimates] == [20, 100]
+    assert [estimate["timesteps"] for estimate in estimates] == [20, 100]
 
 
 def test_episodes_are_whole_where_a_wrapper_ends_them_at_each_lost_life(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_episodes_are_whole_where_a_wrapper_ends_them_at_each_lost_life(tmp_path
     env.reset()
     ends = [env.step(np.zeros((1, 2)))[2][0] for _ in range(3)]
     assert ends == [False, False, True]
-    assert play_test(run, run.last_agent, n_episodes=3, seed=0) == ([N] * 3, [N] * 3)
+    assert play_test(run, run.last_agent, 3, 0) == [N] * 3
 
 
 def test_starts_are_the_same_for_all_runs(tmp_path: Path) -> None:
@@ -158,20 +158,41 @@ def test_starts_are_the_same_for_all_runs(tmp_path: Path) -> None:
 def test_what_the_zoo_logged(tmp_path: Path) -> None:
     run = trained(tmp_path, "td3x", make(TD3X))
     run.last_agent.unlink()
-    assert read_evaluations(run).timesteps == []
-    assert trained_timesteps(tmp_path) == 0
+    assert read_evaluations(run)["timesteps"] == []
     assert agent_data(run.last_agent) == {}
-    env = make_vec_env(ENV, n_envs=2, monitor_dir=str(tmp_path))
-    env.reset()
-    for _ in range(2 * N):
-        env.step(np.zeros((2, 2)))
-    env.close()
-    assert trained_timesteps(tmp_path) == 4 * N
     np.savez(tmp_path / "evaluations.npz", timesteps=[5, 9], results=[[1, 2], [3, 4]])
-    assert read_evaluations(run).timesteps == [5, 9]
-    assert read_evaluations(run).returns == [[1, 2], [3, 4]]
+    assert read_evaluations(run)["timesteps"] == [5, 9]
+    assert read_evaluations(run)["returns"] == [[1, 2], [3, 4]]
     # Each timestep of the zoo is three env steps now
     run = trained(tmp_path, "td3x", make(TD3X), env_wrapper=[{"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}])
-    assert read_evaluations(run).timesteps == [15, 27]
+    assert read_evaluations(run)["timesteps"] == [15, 27]
     make(TD3X).save(tmp_path / "rl_model_5_steps.zip")
     assert list(run.saved_agents()) == [15]
+
+
+def test_any_number_of_episodes_begins_alike(tmp_path: Path) -> None:
+    """Envs such as BipedalWalker keep state over ``reset``, so no copy of the env plays a second counted episode."""
+    run = trained(tmp_path, "td3x", make(TD3X))
+    made: list[int] = []
+    played: list[tuple[int, int]] = []
+
+    def make_env(n_envs: int) -> Any:
+        made.append(n_envs)
+        return ZooRun.make_env(run, n_envs)
+
+    def play_episodes(model: Any, env: Any, n_episodes: int, seed: int) -> list[Episode]:
+        played.append((n_episodes, th.get_num_threads()))
+        return [Episode(float(seed + idx), 1) for idx in range(n_episodes)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "make_env", make_env)
+        patch.setattr(measure, "play_episodes", play_episodes)
+        n_threads = th.get_num_threads()
+        try:
+            th.set_num_threads(2)
+            assert play_test(run, run.last_agent, 14, 5) == [float(seed) for seed in range(5, 19)]
+            # Returns depend on the number of threads, so they are played with one, whatever the caller uses
+            assert (played, th.get_num_threads()) == ([(10, 1), (4, 1)], 2)
+        finally:
+            th.set_num_threads(n_threads)
+    assert made == [10, 10]

@@ -1,8 +1,8 @@
 """One run of a study, with stand-ins for the zoo's processes: what is kept when one dies or is killed."""
 
-import contextlib
 import json
-from collections.abc import Iterator
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,30 @@ from study_folders import make_record
 
 from sb3_td3x import TD3X
 from sb3_td3x.studies import run as run_module
-from sb3_td3x.studies.plan import Run
+from sb3_td3x.studies.arms import Arm
+from sb3_td3x.studies.plan import Evaluation, Plan, Run, prepare
 from sb3_td3x.studies.results import read_record, write_record
-from sb3_td3x.studies.run import RunError, _train, do_run
+from sb3_td3x.studies.run import TRAINED_FILE, RunError, _train, do_run
 from sb3_td3x.zoo.runs import checkpoint_folder
 
 ENV = "StudyPoint-v0"
 
 
-class Process:
-    """A process that has ended."""
-
-    def __init__(self, returncode: int) -> None:
-        self.returncode = returncode
-
-    def poll(self) -> int:
-        return self.returncode
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path / "study", "a", "td3x", ENV, 1, 60, 20, 1, 2, "cpu", 1, (study_env.__name__,))
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a run of a study of its own, whose processes find the env."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    plan = Plan(
+        kind="sweep",
+        envs=[ENV],
+        seeds=[1],
+        timesteps={ENV: 60},
+        evaluation=Evaluation({ENV: 20}, 2),
+        arms={"a": Arm("a", "td3x", "", {ENV: {}})},
+        gym_packages=[study_env.__name__],
+    )
+    prepare(plan, tmp_path / "study")
+    return next(plan.runs(tmp_path / "study"))
 
 
 def write_checkpoint(run: Run, number: int) -> Path:
@@ -45,7 +48,7 @@ def write_checkpoint(run: Run, number: int) -> Path:
     return path
 
 
-def write_training(run: Run, timing: dict[str, Any]) -> None:
+def write_training(run: Run, finished: bool = True) -> None:
     """Write what a whole training leaves, with an agent that was saved during training."""
     folder = run.unfinished / ENV
     folder.mkdir(parents=True)
@@ -55,7 +58,8 @@ def write_training(run: Run, timing: dict[str, Any]) -> None:
     model.learn(run.timesteps)
     for path in (run.unfinished / f"{ENV}.zip", run.unfinished / "rl_model_20_steps.zip"):
         model.save(path)
-    (run.log_dir / "timing.json").write_text(json.dumps(timing))
+    if finished:
+        (run.unfinished / TRAINED_FILE).write_text(json.dumps({"seconds": 2.0}))
     (run.log_dir / "train.log").write_text("trained")
 
 
@@ -76,14 +80,13 @@ def test_a_resumed_training_that_dies(
     checkpoint = write_checkpoint(run, 1)
     modules = []
 
-    @contextlib.contextmanager
-    def dying(run: Run, module: list[str]) -> Iterator[Process]:
+    def dying(run: Run, module: list[str]) -> int:
         modules.append(module[0])
         if progress:
             write_checkpoint(run, 2)
-        yield Process(status)
+        return status
 
-    monkeypatch.setattr(run_module, "_zoo_process", dying)
+    monkeypatch.setattr(run_module, "_run_process", dying)
     with pytest.raises(RunError, match="ended without its 60 timesteps"):
         _train(run)
     assert checkpoint.exists() == kept
@@ -93,11 +96,7 @@ def test_a_resumed_training_that_dies(
 def test_a_training_that_another_process_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_checkpoint(run, 1)
 
-    @contextlib.contextmanager
-    def refused(run: Run, module: list[str]) -> Iterator[Process]:
-        yield Process(1)
-
-    monkeypatch.setattr(run_module, "_zoo_process", refused)
+    monkeypatch.setattr(run_module, "_run_process", lambda *_: 1)
     with held_by_another_process(checkpoint_folder(run.unfinished)):
         assert "is in use by another process" in str(do_run(run).error)
     assert checkpoint.exists()
@@ -115,7 +114,7 @@ def test_a_training_that_another_process_continues(run: Run, monkeypatch: pytest
 def test_a_run_that_is_killed_on_its_way_into_place(
     run: Run, monkeypatch: pytest.MonkeyPatch, where: Any, what: str
 ) -> None:
-    write_training(run, {"seconds": 2.0, "finished": True})
+    write_training(run)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -125,45 +124,55 @@ def test_a_run_that_is_killed_on_its_way_into_place(
         with pytest.raises(KeyboardInterrupt):
             do_run(run)
     assert not list(run.unfinished.glob("rl_model_*"))
-    measured = read_record(run.unfinished / "run.json")
-    assert [estimate.timesteps for estimate in measured.value_estimates or []] == [20, 60]
+    measured = read_record(run, run.unfinished)
+    assert measured is not None
+    assert [estimate["timesteps"] for estimate in measured.value_estimates or []] == [20, 60]
 
     assert do_run(run).error is None
-    assert read_record(run.folder / "run.json") == measured
-    assert (run.folder / "train.log").read_text() == "trained"
+    assert read_record(run, run.folder) == measured
+    assert (run.folder / "train.log").read_text().startswith("trained")
     assert not run.log_dir.exists()
 
 
-def test_a_finished_run_that_was_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill may have left its log folder, which says that it was trained."""
-    run.log_dir.mkdir(parents=True)
-    (run.log_dir / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
+def test_a_training_that_is_over_is_not_repeated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = []
 
-    @contextlib.contextmanager
-    def training(run: Run, module: list[str]) -> Iterator[Process]:
-        assert module[0] == "rl_zoo3.train"
-        write_training(run, {})
-        yield Process(0)
+    def training(run: Run, module: list[str]) -> int:
+        modules.append(module[0])
+        write_training(run, finished=False)
+        return 0
 
-    monkeypatch.setattr(run_module, "_zoo_process", training)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_run_process", training)
+        _train(run)
+        _train(run)
+    assert modules == ["rl_zoo3.train"]
     assert do_run(run).error is None
-    assert run.is_finished()
+    record = read_record(run, run.folder)
+    assert record is not None
+    assert record.training_seconds is not None
+
+
+def test_a_measurement_that_fails(run: Run) -> None:
+    write_training(run)
+    (run.unfinished / ENV / "config.yml").unlink()
+    assert "the measurement failed" in str(do_run(run).error)
+    assert "is not the folder of a run of RL Zoo" in run.failure.read_text()
 
 
 def test_a_record_of_another_run_is_not_taken(run: Run) -> None:
     run.unfinished.mkdir(parents=True)
-    (run.log_dir / "timing.json").write_text(json.dumps({"seconds": 2.0, "finished": True}))
     write_record(make_record(run.arm, run.env, run.seed + 1, [1.0], run.timesteps), run.unfinished)
     assert "is another one" in str(do_run(run).error)
     assert not run.folder.exists()
 
 
 def test_an_agent_that_has_learned_nothing_is_never_the_best(run: Run) -> None:
-    write_training(run, {"seconds": 2.0, "finished": True})
+    write_training(run)
     untrained = TD3X("MlpPolicy", gym.make(ENV), policy_kwargs={"net_arch": [8]}, learning_starts=100, seed=0)
     untrained.learn(20)
     untrained.save(run.unfinished / "best_model.zip")
     assert do_run(run).error is None
-    record = read_record(run.folder / "run.json")
+    record = read_record(run, run.folder)
+    assert record is not None
     assert record.best_returns is None
-    assert (record.learning_starts, record.reward_threshold) == (100, None)

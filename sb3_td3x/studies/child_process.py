@@ -1,11 +1,11 @@
 """
-A command of the zoo that ends with the process that started it::
+A module that runs until it ends, or until the process that started it ends::
 
-    python -m sb3_td3x.studies.zoo_process rl_zoo3.train --algo td3x ...
+    python -m sb3_td3x.studies.child_process rl_zoo3.train --algo td3x ...
 
 The parent holds the standard input of this process open. When it is closed, which no kill can prevent, this process
-ends itself and the processes of its envs. So no training continues, and writes into a
-study, after the study was killed.
+ends itself and the processes of its envs. So no training continues, and writes into a study, after the study was
+killed.
 """
 
 import os
