@@ -31,7 +31,6 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.files.atomic import SavePath, name_of, open_for_loading, open_for_saving
 from sb3_td3x.files.errors import FileRefused, refusing
-from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
 from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
 from sb3_td3x.files.records import CLASSES, NotARecordError, from_record, register_class, to_record
 from sb3_td3x.files.sealed_zip import CHUNK_BYTES, CheckedZip, open_checked_zip, write_sealed_zip
@@ -266,7 +265,7 @@ def _read_zip(archive: CheckedZip, model: OffPolicyAlgorithm) -> ReplayBuffer:
     with refusing(name):
         if _DESCRIPTION not in archive.members:
             raise FileRefused(f"{name} is a zip file but no replay buffer")
-        description = from_record(json.loads(archive.read(_DESCRIPTION, MAX_ATTRIBUTE_BYTES)))
+        description = from_record(json.loads(archive.read(_DESCRIPTION)))
         _check_description(description, model, name)
         n_rows = description["buffer_size"] if description["full"] else description["pos"]
         _check_sizes(archive, make_empty(description, model, 1), n_rows)

@@ -96,18 +96,14 @@ class CheckedZip:
             if _sha256(file, start, size - len(comment)) != comment[len(_SEAL) :]:
                 raise FileRefused(f"{name} is damaged: it does not match its checksum")
 
-    def read(self, member: str, max_size: int | None = None) -> bytes:
+    def read(self, member: str) -> bytes:
         """
         Read a member.
 
-        :param max_size: largest allowed size in bytes; None: any size
-        :raises FileRefused: it is missing, damaged or too large
+        :raises FileRefused: it is missing or damaged
         """
-        with refusing(self.name):
-            size = self.members[member].file_size
-            if max_size is not None and size > max_size:
-                raise FileRefused(f"{self.name} is too large: {member} has {size} bytes, expected at most {max_size}")
-            return self._archive.read(member)
+        with self.open(member) as file:
+            return file.read()
 
     @contextlib.contextmanager
     def open(self, member: str) -> Iterator[BinaryIO]:
