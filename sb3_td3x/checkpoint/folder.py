@@ -65,7 +65,7 @@ class Checkpoint:
         read_rows(self.path.parent / REPLAY_BUFFER, replay_buffer, self.rows)
         n_rows = min(self.rows.n_rows, replay_buffer.buffer_size)
         with open_checked_zip(self.path, "zip") as archive:
-            read_columns(archive, late_columns(replay_buffer), slice(0, n_rows))
+            read_columns(archive, late_columns(replay_buffer), 0, n_rows)
         restore_position(replay_buffer, self.replay_buffer, n_rows, str(self.path))
 
 
@@ -87,7 +87,7 @@ def write_checkpoint(
     with write_sealed_zip(path, "zip") as archive:
         write_agent(archive, model, num_timesteps=num_timesteps)
         archive.writestr(_TRAINING, json.dumps(to_record(training), allow_nan=False))
-        write_columns(archive, late_columns(replay_buffer), slice(0, replay_buffer.size()))
+        write_columns(archive, late_columns(replay_buffer), 0, replay_buffer.size())
     return path
 
 
