@@ -8,12 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
-from sb3_td3x.checkpoint.interruption import (
-    PIPE_ERRORS,
-    broken_pipes_to_dead_workers,
-    dead_worker_error,
-    describe_workers,
-)
+from sb3_td3x.checkpoint.interruption import naming_dead_workers
 from sb3_td3x.checkpoint.logs import continue_tensorboard
 from sb3_td3x.checkpoint.state import all_callbacks
 
@@ -31,22 +26,20 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
     found = [child for entry in callbacks for child in all_callbacks(entry)]
     checkpoints = [child for child in found if isinstance(child, ResumableCheckpoint)]
     _check_folders(checkpoints)
-    workers: list[str] = []
+
+    def first_seed() -> int | None:
+        seeds = [checkpoint.env_seed for checkpoint in checkpoints if checkpoint.env_seed is not None]
+        return (*seeds, model.seed)[0]
+
     try:
-        workers = describe_workers(model.env)
         for checkpoint in checkpoints:
             checkpoint.on_learn_start()
         _continue_logging(model)
-        with broken_pipes_to_dead_workers(model.env):
+        with naming_dead_workers(model, first_seed):
             yield
     except BaseException as error:
         for checkpoint in checkpoints:
             checkpoint.on_error(error)
-        if isinstance(error, PIPE_ERRORS):
-            seeds = [checkpoint.env_seed for checkpoint in checkpoints if checkpoint.env_seed is not None]
-            dead = dead_worker_error(model.env, workers, (*seeds, model.seed)[0], model.num_timesteps)
-            if dead is not None:
-                raise dead from error
         raise
     finally:
         for checkpoint in checkpoints:
@@ -56,8 +49,8 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
 def _check_folders(checkpoints: list[ResumableCheckpoint]) -> None:
     """Refuse two callbacks with the same folder: each would delete what the other writes."""
     folders = [checkpoint.save_path.resolve() for checkpoint in checkpoints if checkpoint.save_path is not None]
-    for idx, folder in enumerate(folders):
-        if folder in folders[:idx]:
+    for folder in folders:
+        if folders.count(folder) > 1:
             raise ValueError(
                 f"save_path='{folder}' is not allowed for two ResumableCheckpoint of one training, "
                 "expected a folder for each"
