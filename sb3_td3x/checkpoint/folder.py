@@ -36,7 +36,7 @@ REPLAY_BUFFER = "replay_buffer"
 
 # Member with the state of the training
 _TRAINING = "training"
-_NAME = re.compile(r"(\d{6,})_(\d+)_steps\.zip")
+_NAME = re.compile(r"\d{6}_\d+_steps\.zip")
 
 State = dict[str, Any]
 
@@ -81,8 +81,8 @@ def write_checkpoint(
     """
     replay_buffer = model.replay_buffer
     assert replay_buffer is not None
-    number = 1 + max(map(_number, list_checkpoints(directory)), default=0)
-    path = directory / f"{number:06d}_{num_timesteps}_steps.zip"
+    older = [int(path.name.partition("_")[0]) for path in list_checkpoints(directory)]
+    path = directory / f"{1 + max(older, default=0):06d}_{num_timesteps}_steps.zip"
     training = {"state": state, "replay_buffer": describe(replay_buffer), "rows": asdict(rows)}
     with write_sealed_zip(path, "zip") as archive:
         write_agent(archive, model, num_timesteps=num_timesteps)
@@ -131,15 +131,10 @@ def newest_whole_checkpoint(directory: Path) -> Checkpoint:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """
-    List the checkpoints, damaged ones included.
-
-    :param directory: the folder of the checkpoints, which may not exist yet
-    :return: their files, oldest first
-    """
+    """Return the files of the checkpoints in a folder, if it exists, damaged ones included, oldest first."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+    return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
 
 
 def remove_all_but(directory: Path, kept: dict[Path, RowFiles]) -> None:
@@ -153,10 +148,3 @@ def remove_all_but(directory: Path, kept: dict[Path, RowFiles]) -> None:
     for path in (directory / REPLAY_BUFFER).iterdir():
         if path.name not in needed:
             path.unlink()
-
-
-def _number(path: Path) -> int:
-    """Return the number of a checkpoint."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])

@@ -29,7 +29,8 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
 
     def first_seed() -> int | None:
         seeds = [checkpoint.env_seed for checkpoint in checkpoints if checkpoint.env_seed is not None]
-        return (*seeds, model.seed)[0]
+        seed: int | None = (*seeds, model.seed)[0]
+        return seed
 
     try:
         for checkpoint in checkpoints:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.buffers import end_open_episodes
 from sb3_td3x.checkpoint import state as training_state
@@ -19,19 +18,12 @@ AnyAgent = TypeVar("AnyAgent", bound=OffPolicyAlgorithm)
 
 # Arguments of the agent that decide which replay buffer it makes
 _REPLAY_BUFFER_ARGUMENTS = {
-    "buffer_size",
-    "replay_buffer_class",
-    "replay_buffer_kwargs",
-    "optimize_memory_usage",
+    *("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"),
     "prioritized_replay_alpha",
 }
 # What cannot change
 _FIXED = (
-    "class",
-    "n_envs",
-    "buffer_size",
-    "handle_timeout_termination",
-    "optimize_memory_usage",
+    *("class", "n_envs", "buffer_size", "handle_timeout_termination", "optimize_memory_usage"),
     "prioritized_replay_alpha",
 )
 
@@ -54,9 +46,6 @@ def resume(load: Callable[..., AnyAgent], directory: Path, env: Any, **kwargs: A
     Resume from the newest whole checkpoint, see ``TD3X.resume``.
 
     :param load: the method ``load`` of the agent's class
-    :param env: the envs, made like those of the training
-    :param kwargs: further arguments of ``load``
-    :return: the agent, ready for ``learn``
     :raises ValueError: there is no whole checkpoint, or the envs or arguments do not fit it
     """
     checkpoint = newest_whole_checkpoint(directory)
@@ -101,10 +90,9 @@ def reset_envs(model: OffPolicyAlgorithm, seed: int) -> None:
 
     :param seed: seed of the first env; the second has the next number, and so on
     """
-    env: VecEnv | None = model.env
-    assert env is not None
-    env.seed(seed)
-    model._last_obs = env.reset()  # type: ignore[assignment]
+    assert model.env is not None
+    model.env.seed(seed)
+    model._last_obs = model.env.reset()  # type: ignore[assignment]
     model._last_episode_starts = np.ones((model.n_envs,), dtype=bool)
     vec_normalize = model.get_vec_normalize_env()
     if vec_normalize is not None:
