@@ -36,8 +36,6 @@ class _Boundary:
     """
     The replay buffer at a moment when every transition was stored.
 
-    :param timesteps: number of env timesteps
-    :param pos: the replay buffer's position
     :param rows: the files that hold the replay buffer; None: write all rows
     """
 
@@ -48,11 +46,7 @@ class _Boundary:
     rows: RowFiles | None
 
     def rows_since(self, model: OffPolicyAlgorithm) -> int | None:
-        """
-        Count the rows that the training added since. The last env step does not count if it was not stored.
-
-        :return: the number of rows; None if the replay buffer was changed in another way
-        """
+        """Count the rows that the training added since. The last env step does not count if it was not stored."""
         replay_buffer = model.replay_buffer
         if replay_buffer is None or replay_buffer is not self.replay_buffer:
             return None

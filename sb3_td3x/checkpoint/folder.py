@@ -43,11 +43,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """
-    A checkpoint that is whole.
-
-    :param state: the state of the training besides the agent
-    """
+    """A checkpoint that is whole."""
 
     path: Path
     num_timesteps: int
@@ -56,12 +52,7 @@ class Checkpoint:
     rows: RowFiles
 
     def fill(self, replay_buffer: ReplayBuffer) -> None:
-        """
-        Read the transitions.
-
-        :param replay_buffer: an empty replay buffer like the one that was saved, changed in place
-        :raises ValueError: a file holds other transitions
-        """
+        """Read the transitions."""
         read_rows(self.path.parent / REPLAY_BUFFER, replay_buffer, self.rows)
         n_rows = min(self.rows.n_rows, replay_buffer.buffer_size)
         with open_checked_zip(self.path, "zip") as archive:
@@ -76,8 +67,6 @@ def write_checkpoint(
     Write a checkpoint next to the older ones.
 
     :param num_timesteps: number of env timesteps whose transitions are stored
-    :param state: the state of the training besides the agent
-    :raises OSError: it cannot be written, or the disk is full; nothing of it remains
     """
     replay_buffer = model.replay_buffer
     assert replay_buffer is not None
@@ -112,11 +101,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_whole_checkpoint(directory: Path) -> Checkpoint:
-    """
-    Find the checkpoint to resume from. Warn of newer ones that are damaged.
-
-    :raises ValueError: there is none
-    """
+    """Find the checkpoint to resume from. Warn of newer ones that are damaged."""
     problems = []
     for path in reversed(list_checkpoints(directory)):
         try:

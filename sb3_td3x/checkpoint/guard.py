@@ -9,7 +9,6 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
 from sb3_td3x.checkpoint.interruption import naming_dead_workers
-from sb3_td3x.checkpoint.logs import continue_tensorboard
 from sb3_td3x.checkpoint.state import all_callbacks
 
 
@@ -18,9 +17,6 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
     """
     Lock the folders of a training's checkpoints, save the training before an error leaves it, and if the process of an
     env has died, name that env in the error.
-
-    :param model: the ``TD3X``
-    :param callback: the callback of the training, as given to ``learn``
     """
     callbacks = callback if isinstance(callback, list) else [callback] if isinstance(callback, BaseCallback) else []
     found = [child for entry in callbacks for child in all_callbacks(entry)]
@@ -35,7 +31,6 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
     try:
         for checkpoint in checkpoints:
             checkpoint.on_learn_start()
-        _continue_logging(model)
         with naming_dead_workers(model, first_seed):
             yield
     except BaseException as error:
@@ -56,18 +51,3 @@ def _check_folders(checkpoints: list[ResumableCheckpoint]) -> None:
                 f"save_path='{folder}' is not allowed for two ResumableCheckpoint of one training, "
                 "expected a folder for each"
             )
-
-
-def _continue_logging(model: Any) -> None:
-    """
-    Let a resumed training log to the same TensorBoard folder, unless it was resumed from a copy of its checkpoints, or
-    the user has set a logger.
-    """
-    if model._resumed is None or model._custom_logger:
-        return
-    checkpoint = model._resumed.checkpoint
-    is_original = checkpoint.state["save_path"] == str(checkpoint.path.parent.resolve())
-    if is_original and checkpoint.num_timesteps == model.num_timesteps:
-        logger = continue_tensorboard(checkpoint.state["tensorboard"], model.num_timesteps, model.verbose)
-        if logger is not None:
-            model.set_logger(logger)

@@ -73,7 +73,6 @@ def naming_dead_workers(model: Any, first_seed: Callable[[], int | None]) -> Ite
 
     :param model: the agent
     :param first_seed: returns the seed of the first env; the second has the next number, and so on
-    :raises RuntimeError: the process of an env has ended; names the env
     """
     subproc_env = _subproc_env(model.env)
     if subproc_env is None:

@@ -20,8 +20,6 @@ def cut_monitor_files(folder: Path, sizes: dict[str, int]) -> None:
     """
     Cut off the episodes that came after a checkpoint. Call this before the envs are made, and make their ``Monitor``
     with ``override_existing=False``.
-
-    :param sizes: the result of ``monitor_sizes`` at the checkpoint
     """
     for name, size in sizes.items():
         path = folder / name
@@ -39,12 +37,7 @@ def monitor_start(path: Path) -> float | None:
 
 
 def continue_monitoring(start: float | None, env_wrapper: Callable[[gym.Env], gym.Env] | None, env: gym.Env) -> gym.Env:
-    """
-    Let a ``Monitor`` count the time from the start of its run, so that its new episodes sort after the old ones.
-
-    :param start: the result of ``monitor_start``
-    :param env_wrapper: the wrapper of the run's envs, if they have one
-    """
+    """Let a ``Monitor`` count the time from the start of its run, so that its new episodes sort after the old ones."""
     if start is not None:
         env.t_start = start  # type: ignore[attr-defined]
     return env if env_wrapper is None else env_wrapper(env)
@@ -64,8 +57,6 @@ def continue_tensorboard(folder: str | None, timesteps: int, verbose: int) -> Lo
     that were logged there after a checkpoint.
 
     :param folder: the result of ``tensorboard_folder`` at the checkpoint
-    :param verbose: verbosity level of the agent
-    :return: the logger; None if there is no such folder
     """
     if folder is None or not Path(folder).is_dir():
         return None

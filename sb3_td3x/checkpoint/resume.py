@@ -12,6 +12,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from sb3_td3x.buffers import end_open_episodes
 from sb3_td3x.checkpoint import state as training_state
 from sb3_td3x.checkpoint.folder import Checkpoint, newest_whole_checkpoint
+from sb3_td3x.checkpoint.logs import continue_tensorboard
 from sb3_td3x.files.replay import describe, make_empty
 
 AnyAgent = TypeVar("AnyAgent", bound=OffPolicyAlgorithm)
@@ -30,11 +31,7 @@ _FIXED = (
 
 @dataclass
 class Resumed:
-    """
-    Where a resumed agent comes from, for the callbacks of its training.
-
-    :param generators: states of the random generators right after resuming
-    """
+    """Where a resumed agent comes from, for the callbacks of its training."""
 
     checkpoint: Checkpoint
     env_seed: int
@@ -45,7 +42,6 @@ def resume(load: Callable[..., AnyAgent], directory: Path, env: Any, **kwargs: A
     """
     Resume from the newest whole checkpoint, see ``TD3X.resume``.
 
-    :param load: the method ``load`` of the agent's class
     :raises ValueError: there is no whole checkpoint, or the envs or arguments do not fit it
     """
     checkpoint = newest_whole_checkpoint(directory)
@@ -59,6 +55,11 @@ def resume(load: Callable[..., AnyAgent], directory: Path, env: Any, **kwargs: A
     training_state.restore_generators(model, state["generators"])
     env_seed = state["env_seed"] if state["exact"] else int(np.random.randint(2**31))
     reset_envs(model, env_seed)
+    # Another training may log where that of a copy did
+    if state["save_path"] == str(directory.resolve()):
+        logger = continue_tensorboard(state["tensorboard"], model.num_timesteps, model.verbose)
+        if logger is not None:
+            model.set_logger(logger)
     model._resumed = Resumed(checkpoint, env_seed, training_state.generators(model))
     resumed: AnyAgent = model
     return resumed
@@ -68,7 +69,6 @@ def _make_replay_buffer(model: Any, checkpoint: Checkpoint, kwargs: dict[str, An
     """
     Make an empty replay buffer like the one in a checkpoint, which may be one that the user gave the agent.
 
-    :param kwargs: arguments that were changed at loading
     :raises ValueError: the arguments ask for another one, or there is another number of envs
     """
     # Single steps are stored, and their rewards are summed at sampling

@@ -52,11 +52,7 @@ def generators(model: OffPolicyAlgorithm) -> State:
 
 
 def restore_generators(model: OffPolicyAlgorithm, state: State) -> None:
-    """
-    Set the states of all random generators.
-
-    :param state: the result of ``generators``
-    """
+    """Set the states of all random generators."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     th.set_rng_state(th.from_numpy(state["torch"]))
@@ -80,7 +76,6 @@ def restore_normalization(vec_normalize: VecNormalize | None, state: State | Non
     """
     Set the statistics of ``VecNormalize``.
 
-    :param state: the result of ``normalization``
     :raises ValueError: the env of the checkpoint was normalized differently
     """
     if vec_normalize is None or state is None:
@@ -107,11 +102,7 @@ def pending_logs(logger: Logger) -> State:
 
 
 def restore_pending_logs(logger: Logger, state: State) -> None:
-    """
-    Record numbers again.
-
-    :param state: the result of ``pending_logs``
-    """
+    """Record numbers again."""
     for name, values in state.items():
         getattr(logger, name).update(values)
 
@@ -120,7 +111,6 @@ def callback_states(callback: BaseCallback, timesteps: int) -> State:
     """
     Return the states of callbacks.
 
-    :param callback: the callback of the training, maybe a list of several
     :param timesteps: number of env timesteps whose transitions are stored; a callback may have seen one env step more
     :return: attributes of each callback, by its class and its order among those of the class
     """
@@ -139,11 +129,7 @@ def _callback_state(callback: BaseCallback, timesteps: int) -> State:
 
 
 def restore_callback_states(callback: BaseCallback, state: State) -> None:
-    """
-    Set the states of callbacks. Callbacks that the training did not have before keep their own.
-
-    :param state: the result of ``callback_states``
-    """
+    """Set the states of callbacks. Callbacks that the training did not have before keep their own."""
     for name, child in _named_callbacks(callback):
         for attribute, value in state.get(name, {}).items():
             # The window of `StopWhenSolved` may have another length now

@@ -80,11 +80,9 @@ def save_agent(
     """
     Save an agent, as a whole or not at all.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :param exclude: names of attributes to leave out in addition to the default ones
     :param include: names of attributes to save that are left out by default
     :param parameters: state dictionaries to save in place of the agent's own
-    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
     if _REPLAY_BUFFER in (include or ()):
         raise ValueError(f"include={include!r} is not allowed, expected no {_REPLAY_BUFFER}: use save_replay_buffer")
@@ -143,7 +141,6 @@ class AgentFile:
 
     :param data: the attributes as they are written
     :param states: state dictionaries and further tensors by their names
-    :param pickles: pickles of attributes
     :param texts: versions of SB3 and of the system
     :param is_sealed: whether the file has a checksum; a wrong one is refused
     """
@@ -156,13 +153,7 @@ class AgentFile:
     is_sealed: bool
 
     def attribute(self, name: str, trusted: bool = False) -> Any:
-        """
-        Return an attribute.
-
-        :param trusted: whether to run its pickle
-        :raises FileRefused: it is in a pickle that may run code
-        :raises ValueError: it is damaged
-        """
+        """Return an attribute."""
         value, content = self.data[name], self.pickles.get(name)
         if content is None:
             return from_record(value)
@@ -182,9 +173,7 @@ def open_agent(path: SavePath) -> AgentFile:
     """
     Open an agent's file.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :raises FileRefused: the file is damaged, or holds another algorithm's agent
-    :raises OSError: the file does not exist or cannot be read
     """
     with open_checked_zip(path, "zip") as archive, refusing(name := archive.name):
         data = _read_data(archive)
@@ -235,14 +224,11 @@ def read_agent(
     """
     Read an agent saved by ``TD3X``, or by SB3's ``TD3`` or ``DDPG``.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :param model: the agent that will get the attributes, as its constructor made it
     :param custom_objects: objects to use in place of those in the file, by name; unknown names are ignored
     :param arguments: arguments of ``load``, used where the file lacks an attribute or has a pickle
     :param trusted: whether to run the pickles in the file, which can do anything that the user can
-    :return: the attributes, and the state dictionaries
     :raises ValueError: the file is damaged, holds another algorithm's agent, or needs to be trusted
-    :raises OSError: the file does not exist or cannot be read
     """
     if not isinstance(custom_objects, Mapping | None):
         raise ValueError(f"custom_objects={custom_objects!r} is not allowed, expected a dictionary or None")
@@ -309,8 +295,6 @@ def applying_states(path: SavePath) -> Iterator[None]:
     """
     Turn errors about parameters from a file into one sentence: only PyTorch knows what the state of an optimizer must
     contain.
-
-    :raises FileRefused: something is missing, or has a wrong type
     """
     try:
         yield
@@ -319,12 +303,7 @@ def applying_states(path: SavePath) -> Iterator[None]:
 
 
 def set_states(path: SavePath, model: OffPolicyAlgorithm, states: States) -> None:
-    """
-    Give an agent the networks, optimizers and further tensors from a file.
-
-    :param states: the second result of ``read_agent``
-    :raises ValueError: the state of an optimizer is damaged
-    """
+    """Give an agent the networks, optimizers and further tensors from a file."""
     states = dict(states)
     variables = states.pop(_VARIABLES, {})
     with applying_states(path):
@@ -338,8 +317,6 @@ def read_parameters(path: SavePath, expected: States) -> States:
     """
     Read the state dictionaries of an agent.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
-    :param expected: the state dictionaries of the agent that will get them
     :raises ValueError: the file is damaged, holds another algorithm's agent or one with other networks
     """
     agent = open_agent(path)
@@ -388,11 +365,7 @@ def _is_method(cls: type, name: str) -> bool:
 
 
 def _check_attributes(attributes: dict[str, Any], file: str) -> None:
-    """
-    Check the types of attributes, and make counters integers: SB3 also accepts 1e6 and NumPy's numbers.
-
-    :raises FileRefused: one has the wrong type or is missing
-    """
+    """Check the types of attributes, and make counters integers: SB3 also accepts 1e6 and NumPy's numbers."""
     for name in _NEEDED:
         if name not in attributes:
             raise FileRefused(f"{file} is no whole agent, it lacks {name}")
@@ -456,11 +429,7 @@ def _check_number_of_layers(policy_kwargs: Mapping[str, Any], n_tensors: int) ->
 
 
 def _check_policy(state: Any, expected: States, where: str) -> None:
-    """
-    Compare the networks in a file with those that they are for.
-
-    :raises FileRefused: it has other tensors
-    """
+    """Compare the networks in a file with those that they are for."""
     with refusing(where):
         if state.keys() != expected.keys():
             key = min(map(str, state.keys() ^ expected.keys()))

@@ -21,9 +21,7 @@ def describe_agent(path: SavePath) -> str:
     """
     Describe an agent's file.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :raises ValueError: the file is damaged, or holds another algorithm's agent
-    :raises OSError: the file does not exist or cannot be read
     """
     agent = open_agent(path)
     with refusing(agent.name):

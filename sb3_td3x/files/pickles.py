@@ -149,7 +149,6 @@ def read_pickle(file: BinaryIO, name: str, allowed: Collection[str]) -> Any:
     :param allowed: module paths of the classes and functions that it may name, such as ``allowed_in_pickles()``
     :return: its content. Classes and functions are subclasses of ``Pickled``, and objects are instances of these
     :raises FileRefused: it names another class or function
-    :raises Exception: it is damaged
     """
     return _Reader(file, name, allowed).load()
 
@@ -203,18 +202,12 @@ def from_pickle(value: Any, pickle_bytes: int, makers: Mapping[str, Maker] | Non
     :param pickle_bytes: size of the pickle, which limits the memory of its objects: a small pickle can refer to one
         part in many places
     :param makers: functions that make objects of further classes and functions, by the module paths of these
-    :raises ValueError: its class is not registered, or it is too large
     """
     return _Converter(MAX_PICKLE_GROWTH * pickle_bytes, makers or {}).convert(value)
 
 
 class _Converter:
-    """
-    Makes the objects that a pickle describes.
-
-    :param max_bytes: memory that all objects together may take
-    :param makers: functions that make objects of further classes
-    """
+    """Makes the objects that a pickle describes."""
 
     def __init__(self, max_bytes: int, makers: Mapping[str, Maker]) -> None:
         self._bytes_left = max_bytes

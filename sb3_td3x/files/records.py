@@ -118,11 +118,7 @@ def is_made_of_numbers(cls: type) -> bool:
 
 
 def build_object(name: str, state: Any) -> Any:
-    """
-    Make an object of a registered class.
-
-    :raises ValueError: the class is not registered, or the attributes do not fit it
-    """
+    """Make an object of a registered class."""
     if name not in OBJECTS:
         raise ValueError(f"{name[:120]!r} is not on the list of classes that are safe to make")
     entry = OBJECTS[name]
@@ -259,11 +255,7 @@ def _base64(data: bytes) -> str:
 
 
 def from_record(record: Any) -> Any:
-    """
-    Convert a record, maybe from a stranger's file, back to the value that ``to_record`` was given.
-
-    :raises ValueError: it is not a record
-    """
+    """Convert a record, maybe from a stranger's file, back to the value that ``to_record`` was given."""
     if isinstance(record, list):
         return [from_record(entry) for entry in record]
     if not isinstance(record, dict):
@@ -278,11 +270,7 @@ def from_record(record: Any) -> Any:
 
 
 def make_dtype(name: Any) -> np.dtype:
-    """
-    Return a type of numbers by its name in NumPy, such as ``<f4``.
-
-    :raises ValueError: this is no type of numbers
-    """
+    """Return a type of numbers by its name in NumPy, such as ``<f4``."""
     if not re.fullmatch("[<>|=]?[biufc][0-9]{1,2}", check_type(name, str)):
         raise ValueError(f"it holds the type {name!r:.40}, which is not a type of numbers")
     dtype: np.dtype = np.dtype(name)
@@ -294,7 +282,6 @@ def make_array(dtype: np.dtype, shape: Any, data: bytes | bytearray, order: Any 
     Return an array that can be written to.
 
     :param data: the elements; a ``bytearray`` becomes the memory of the array
-    :raises ValueError: the number of elements does not fit the shape
     """
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("it holds an array that is not allowed")

@@ -131,7 +131,6 @@ def make_empty(description: Mapping[str, Any], model: OffPolicyAlgorithm, buffer
     """
     Make an empty replay buffer with the envs, spaces and device of an agent.
 
-    :param description: the result of ``describe``
     :raises ValueError: it needs an env, and the agent has none
     """
     cls = description["class"]
@@ -147,7 +146,6 @@ def restore_position(replay_buffer: ReplayBuffer, description: Mapping[str, Any]
     """
     Set everything but the columns, which were read.
 
-    :param description: the result of ``describe``
     :raises FileRefused: an episode lies outside of the replay buffer, or its priorities are impossible
     """
     replay_buffer.full = n_rows == replay_buffer.buffer_size
@@ -190,12 +188,7 @@ def _env_of(model: OffPolicyAlgorithm) -> Any:
 
 
 def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
-    """
-    Save a replay buffer, as a whole or not at all. A replay buffer of an unknown class is pickled.
-
-    :param path: path to the file, with or without ``.pkl``, or a file-like object
-    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
-    """
+    """Save a replay buffer, as a whole or not at all. A replay buffer of an unknown class is pickled."""
     n_rows = replay_buffer.size()
     arrays = {**columns(replay_buffer), **late_columns(replay_buffer)}
     try:
@@ -220,11 +213,8 @@ def read_replay_buffer(
     """
     Read a replay buffer that was saved by TD3X or by SB3.
 
-    :param path: path to the file, with or without ``.pkl``, or a file-like object
-    :param truncate_last_traj: With HER, whether the last trajectory counts as finished
     :param trusted: whether to run the pickle of another class than SB3's, which can do anything that the user can
     :raises ValueError: the file is damaged, needs to be trusted, or is not for this agent
-    :raises OSError: the file does not exist or cannot be read
     """
     name = name_of(path)
     with open_for_loading(path, "pkl") as file:
@@ -346,11 +336,7 @@ def _check_description(description: Any, model: OffPolicyAlgorithm, name: str) -
 
 
 def _check_is_for(model: OffPolicyAlgorithm, description: Mapping[str, Any], name: str) -> None:
-    """
-    Check that a replay buffer fits an agent.
-
-    :raises FileRefused: its transitions belong to other envs, or to other n-step returns
-    """
+    """Check that a replay buffer fits an agent."""
     names = ["n_envs", "observation_space", "action_space"]
     if model.replay_buffer_class is None:
         names += ["n_steps", "prioritized_replay_alpha"]
@@ -388,7 +374,6 @@ def write_columns(archive: zipfile.ZipFile, arrays: Arrays, first: int, last: in
     Write some rows of columns. Row ``n`` lies at ``n % buffer_size``.
 
     :param last: the row after the last
-    :raises NotARecordError: an info holds something that only a pickle can hold
     """
     for name, array in arrays.items():
         parts = _parts(array, first, last)
@@ -408,9 +393,7 @@ def read_columns(archive: CheckedZip, arrays: Arrays, first: int, last: int) -> 
     """
     Read some rows of columns.
 
-    :param arrays: the columns by their names, changed in place
     :param last: the row after the last; the file must have exactly these rows
-    :raises FileRefused: the file has rows of another shape or type
     """
     for name, array in arrays.items():
         with archive.open(f"{_INFOS}.jsonl" if name == _INFOS else f"{name}.npy") as file:
@@ -503,12 +486,7 @@ def write_new_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles 
 
 
 def read_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles) -> None:
-    """
-    Read the rows of a replay buffer.
-
-    :param replay_buffer: an empty replay buffer like the one that was written
-    :raises ValueError: a file is damaged, or holds rows of another replay buffer
-    """
+    """Read the rows of a replay buffer."""
     for (first, last), name in zip(written.ranges, written.names, strict=True):
         with open_checked_zip(folder / name, "zip") as archive:
             read_columns(archive, columns(replay_buffer), first, last)

@@ -41,7 +41,6 @@ def read_state(content: bytes, name: str) -> Any:
     """
     Read what ``torch.save`` wrote.
 
-    :param content: PyTorch's file
     :return: dictionaries and lists of tensors and plain data, on the CPU
     :raises FileRefused: it is damaged, or holds anything else
     """
