@@ -281,9 +281,9 @@ class _Pickle:
     def read(self, arrays: Arrays, n_rows: int) -> None:
         """Copy the first rows of columns."""
         for key, array in arrays.items():
-            value = self.arrays.get(key)
-            if not isinstance(value, np.ndarray) or value.shape[1:] != array.shape[1:] or value.dtype != array.dtype:
-                raise FileRefused(f"{self.name} has a bad {key}: expected {array.dtype} of shape {array.shape}")
+            value, shape = self.arrays.get(key), (self.max_rows, *array.shape[1:])
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != array.dtype:
+                raise FileRefused(f"{self.name} has a bad {key}: expected {array.dtype} of shape {shape}")
             array[:n_rows] = value[:n_rows]
 
 
