@@ -140,12 +140,11 @@ class ResumableCheckpoint(BaseCallback):
 
     def on_learn_start(self) -> None:
         """
-        Make and lock the folder. Called by ``TD3X.learn`` before anything else is written.
+        Lock the folder, if it exists. Called by ``TD3X.learn`` before anything is written.
 
         :raises ValueError: another process writes to the folder
         """
-        if not tuning.get() and self.save_path is not None:
-            (self.save_path / REPLAY_BUFFER).mkdir(parents=True, exist_ok=True)
+        if not tuning.get() and self.save_path is not None and self.save_path.is_dir():
             self._lock = lock_folder(self.save_path)
 
     def _on_training_start(self) -> None:
@@ -159,6 +158,9 @@ class ResumableCheckpoint(BaseCallback):
                 f"ResumableCheckpoint, expected one of {', '.join(cls.__name__ for cls in KNOWN_BUFFERS)}: another "
                 "class may have more to save"
             )
+        (self.save_path / REPLAY_BUFFER).mkdir(parents=True, exist_ok=True)
+        if self._lock is None:
+            self._lock = lock_folder(self.save_path)
         resumed, self.model._resumed = self.model._resumed, None
         if resumed is not None and resumed.checkpoint.num_timesteps == self.model.num_timesteps:
             self._continue(resumed)
