@@ -658,7 +658,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
             model.n_envs = env.num_envs
             model.set_env(env, force_reset)
         model._setup_model()
-        set_states(path, model, states, device)
+        set_states(path, model, states)
         if "reward_shaping" in kwargs:
             model._check_shaping()
         return model
@@ -712,7 +712,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         :param device: Device on which the code should run.
         """
         if not isinstance(load_path_or_dict, dict):
-            params = read_parameters(load_path_or_dict, self.get_parameters(), device)
+            params = read_parameters(load_path_or_dict, self.get_parameters())
             with applying_states(load_path_or_dict):
                 self.set_parameters(params, exact_match=exact_match, device=device)
             return

@@ -1,7 +1,6 @@
 """The callback that saves a training, so that it can be resumed after an interruption."""
 
 import contextlib
-import dataclasses
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import torch as th
 from filelock import BaseFileLock
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_td3x.buffers import end_open_episodes
@@ -25,23 +24,19 @@ from sb3_td3x.checkpoint.folder import (
     write_checkpoint,
 )
 from sb3_td3x.checkpoint.interruption import TerminationRequest
-from sb3_td3x.checkpoint.logs import monitor_sizes, tensorboard_folder, write_evaluations
+from sb3_td3x.checkpoint.logs import monitor_sizes, tensorboard_folder
 from sb3_td3x.checkpoint.resume import Resumed, reset_envs
 from sb3_td3x.files.atomic import lock_folder
 from sb3_td3x.files.replay import KNOWN_BUFFERS, RowFiles, columns, is_known_buffer, write_new_rows
 from sb3_td3x.validation import check_bool, check_integer
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Boundary:
     """
-    The state of the replay buffer at a moment when every transition was stored.
+    The replay buffer at a moment when every transition was stored.
 
-    :param replay_buffer: the replay buffer
-    :param timesteps: number of env timesteps
-    :param pos: the replay buffer's position
-    :param newest_row: the newest transition
-    :param rows: the files that hold the replay buffer; None if it was not written
+    :param rows: the files that hold the replay buffer; None: write all rows
     """
 
     replay_buffer: ReplayBuffer
@@ -51,12 +46,7 @@ class _Boundary:
     rows: RowFiles | None
 
     def rows_since(self, model: OffPolicyAlgorithm) -> int | None:
-        """
-        Count the rows that the training added since. The last env step does not count if it was not stored.
-
-        :param model: the agent
-        :return: the number of rows; None if the replay buffer was changed in another way
-        """
+        """Count the rows that the training added since. The last env step does not count if it was not stored."""
         replay_buffer = model.replay_buffer
         if replay_buffer is None or replay_buffer is not self.replay_buffer:
             return None
@@ -108,6 +98,9 @@ class ResumableCheckpoint(BaseCallback):
         writes there, or the class of the replay buffer is unknown
     """
 
+    # The ``TD3X``
+    model: Any
+
     def __init__(
         self,
         save_path: str | Path | None = None,
@@ -137,7 +130,7 @@ class ResumableCheckpoint(BaseCallback):
     def rewrite(self) -> None:
         """Let the next checkpoint write all transitions again, because some that are stored have changed."""
         if self._boundary is not None:
-            self._boundary = dataclasses.replace(self._boundary, rows=None)
+            self._boundary.rows = None
 
     # Start and end of a training
 
@@ -147,33 +140,29 @@ class ResumableCheckpoint(BaseCallback):
 
     def on_learn_start(self) -> None:
         """
-        Lock the folder. Called by ``TD3X.learn`` before anything is written.
+        Lock the folder, if it exists. Called by ``TD3X.learn`` before anything is written.
 
         :raises ValueError: another process writes to the folder
         """
         if not tuning.get() and self.save_path is not None and self.save_path.is_dir():
-            self._take_lock(self.save_path)
-
-    def _take_lock(self, folder: Path) -> None:
-        if self._lock is None:
-            self._lock = lock_folder(folder)
+            self._lock = lock_folder(self.save_path)
 
     def _on_training_start(self) -> None:
         if tuning.get():
             return
         if self.save_path is None:
             raise ValueError("save_path=None is not allowed outside of RL Zoo, expected a folder for the checkpoints")
-        replay_buffer = self._replay_buffer
-        if not is_known_buffer(replay_buffer):
+        if not is_known_buffer(self.model.replay_buffer):
             raise ValueError(
-                f"replay_buffer_class={type(replay_buffer).__name__} is not allowed with ResumableCheckpoint, expected "
-                f"one of {', '.join(cls.__name__ for cls in KNOWN_BUFFERS)}: another class may have more to save"
+                f"replay_buffer_class={type(self.model.replay_buffer).__name__} is not allowed with "
+                f"ResumableCheckpoint, expected one of {', '.join(cls.__name__ for cls in KNOWN_BUFFERS)}: another "
+                "class may have more to save"
             )
         (self.save_path / REPLAY_BUFFER).mkdir(parents=True, exist_ok=True)
-        self._take_lock(self.save_path)
-        model: Any = self.model
-        resumed, model._resumed = model._resumed, None
-        if resumed is not None and resumed.checkpoint.num_timesteps == model.num_timesteps:
+        if self._lock is None:
+            self._lock = lock_folder(self.save_path)
+        resumed, self.model._resumed = self.model._resumed, None
+        if resumed is not None and resumed.checkpoint.num_timesteps == self.model.num_timesteps:
             self._continue(resumed)
         if list_checkpoints(self.save_path) and not self._kept:
             raise ValueError(
@@ -188,11 +177,6 @@ class ResumableCheckpoint(BaseCallback):
         self._termination = TerminationRequest()
         self._termination.install()
 
-    @property
-    def _replay_buffer(self) -> ReplayBuffer:
-        replay_buffer: ReplayBuffer = self.model.replay_buffer  # type: ignore[attr-defined]
-        return replay_buffer
-
     def _continue(self, resumed: Resumed) -> None:
         """Restore callbacks and the logger, which did not exist when the agent was resumed."""
         assert self.save_path is not None
@@ -201,9 +185,6 @@ class ResumableCheckpoint(BaseCallback):
         checkpoint, callback = resumed.checkpoint, self.locals["callback"]
         training_state.restore_callback_states(callback, checkpoint.state["callbacks"])
         training_state.restore_pending_logs(self.logger, checkpoint.state["logs"])
-        for child in training_state.all_callbacks(callback):
-            if isinstance(child, EvalCallback):
-                write_evaluations(child)
         if checkpoint.path.parent.resolve() == self.save_path.resolve():
             # Newer ones are damaged, and the next checkpoint deletes them
             older = [path for path in list_checkpoints(self.save_path) if path.name <= checkpoint.path.name]
@@ -217,23 +198,16 @@ class ResumableCheckpoint(BaseCallback):
             return
         if self._saved_at != self.model.num_timesteps:
             self._checkpoint()
-        self._stop()
+        self.on_learn_end()
 
     def on_error(self, error: BaseException) -> None:
-        """
-        Save what is whole. Called by ``TD3X.learn`` before an error leaves it. Raises nothing.
-
-        :param error: the error
-        """
+        """Save what is whole. Called by ``TD3X.learn`` before an error leaves it. Raises nothing."""
         if self._active:
             with contextlib.suppress(Exception):
                 self._save_interrupted(type(error).__name__)
 
     def on_learn_end(self) -> None:
         """Release the lock and the signal. Called by ``TD3X.learn`` at its end, in any case."""
-        self._stop()
-
-    def _stop(self) -> None:
         self._active = False
         if self._lock is not None:
             self._lock.release()
@@ -247,7 +221,7 @@ class ResumableCheckpoint(BaseCallback):
             return
         if self._resumed is not None:
             # Random numbers drawn between resuming and now are not part of the training
-            training_state.restore_generators(self._agent, self._resumed.generators)
+            training_state.restore_generators(self.model, self._resumed.generators)
             self._seed_evaluations()
             self._resumed = None
         if self.model.num_timesteps // self.save_freq > self._saved_at // self.save_freq:
@@ -265,24 +239,19 @@ class ResumableCheckpoint(BaseCallback):
             self._save_interrupted("SIGTERM")
             self._termination.let_through()
 
-    @property
-    def _agent(self) -> OffPolicyAlgorithm:
-        assert isinstance(self.model, OffPolicyAlgorithm)
-        return self.model
-
     def _checkpoint(self) -> None:
         """Save between two rollouts. In an exact training the envs are reset, whether or not saving succeeded."""
         self._saved_at = self.model.num_timesteps
         if self.exact:
-            end_open_episodes(self._replay_buffer)
-            if self._agent.action_noise is not None:
-                self._agent.action_noise.reset()
+            end_open_episodes(self.model.replay_buffer)
+            if self.model.action_noise is not None:
+                self.model.action_noise.reset()
             # From the generator that the seed determines, so that a resumed training draws the same number
             self.env_seed = int(np.random.randint(2**31))
         self._save()
         if self.exact:
             assert self.env_seed is not None
-            reset_envs(self._agent, self.env_seed)
+            reset_envs(self.model, self.env_seed)
             self._seed_evaluations()
 
     def _seed_evaluations(self) -> None:
@@ -292,21 +261,17 @@ class ResumableCheckpoint(BaseCallback):
                 env.seed(self.env_seed)
 
     def _save_interrupted(self, reason: str) -> None:
-        """
-        Save a training that is interrupted, possibly in the middle of a step, unless it was just saved.
-
-        :param reason: what interrupts it
-        """
+        """Save a training that is interrupted, possibly in the middle of a step, unless it was just saved."""
         assert self._boundary is not None
         if self.exact:
             if self.verbose >= 1:
                 print(f"{reason}: exact=True, the training continues from its last checkpoint in {self.save_path}")
             return
-        replay_buffer = self._replay_buffer
+        replay_buffer = self.model.replay_buffer
         if replay_buffer.pos == replay_buffer.buffer_size:
             # A signal arrived between the two statements that move the position
             replay_buffer.pos, replay_buffer.full = 0, True
-        is_new = self._boundary.rows is None or self._boundary.rows_since(self._agent) != 0
+        is_new = self._boundary.rows is None or self._boundary.rows_since(self.model) != 0
         if is_new and self._save() and self.verbose >= 1:
             print(f"{reason}: the training was saved in {self.save_path}")
 
@@ -319,7 +284,7 @@ class ResumableCheckpoint(BaseCallback):
         assert self.save_path is not None
         assert self._boundary is not None
         boundary, timesteps = self._boundary, self.model.num_timesteps
-        n_new = boundary.rows_since(self._agent)
+        n_new = boundary.rows_since(self.model)
         if n_new is not None:
             # Without a last step that was not stored
             timesteps = boundary.timesteps + n_new * self.model.n_envs
@@ -331,8 +296,8 @@ class ResumableCheckpoint(BaseCallback):
             )
             return False
         try:
-            rows = write_new_rows(self.save_path / REPLAY_BUFFER, self._replay_buffer, boundary.rows, n_new)
-            path = write_checkpoint(self.save_path, self._agent, timesteps, self._state(timesteps), rows)
+            rows = write_new_rows(self.save_path / REPLAY_BUFFER, self.model.replay_buffer, boundary.rows, n_new)
+            path = write_checkpoint(self.save_path, self.model, timesteps, self._state(timesteps), rows)
             self._boundary = self._make_boundary(timesteps, rows)
             self._kept[path] = rows
             self._kept = dict(list(self._kept.items())[-self.keep :])
@@ -350,14 +315,14 @@ class ResumableCheckpoint(BaseCallback):
 
     def _make_boundary(self, timesteps: int, rows: RowFiles | None) -> _Boundary:
         """Remember the state of the replay buffer, with every transition stored."""
-        replay_buffer = self._replay_buffer
+        replay_buffer = self.model.replay_buffer
         return _Boundary(replay_buffer, timesteps, replay_buffer.pos, _row(replay_buffer, replay_buffer.pos - 1), rows)
 
     def _state(self, timesteps: int) -> dict[str, Any]:
         """Return the state of the training after a number of env timesteps whose transitions are stored."""
         assert self.save_path is not None
         return {
-            "generators": training_state.generators(self._agent),
+            "generators": training_state.generators(self.model),
             "normalization": training_state.normalization(self.model.get_vec_normalize_env()),
             "callbacks": training_state.callback_states(self.locals["callback"], timesteps),
             "logs": training_state.pending_logs(self.logger),

@@ -36,18 +36,14 @@ REPLAY_BUFFER = "replay_buffer"
 
 # Member with the state of the training
 _TRAINING = "training"
-_NAME = re.compile(r"(\d{6,})_(\d+)_steps\.zip")
+_NAME = re.compile(r"\d{6}_\d+_steps\.zip")
 
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """
-    A checkpoint that is whole.
-
-    :param state: the state of the training besides the agent
-    """
+    """A checkpoint that is whole."""
 
     path: Path
     num_timesteps: int
@@ -56,16 +52,11 @@ class Checkpoint:
     rows: RowFiles
 
     def fill(self, replay_buffer: ReplayBuffer) -> None:
-        """
-        Read the transitions.
-
-        :param replay_buffer: an empty replay buffer like the one that was saved, changed in place
-        :raises ValueError: a file holds other transitions
-        """
+        """Read the transitions."""
         read_rows(self.path.parent / REPLAY_BUFFER, replay_buffer, self.rows)
         n_rows = min(self.rows.n_rows, replay_buffer.buffer_size)
         with open_checked_zip(self.path, "zip") as archive:
-            read_columns(archive, late_columns(replay_buffer), slice(0, n_rows))
+            read_columns(archive, late_columns(replay_buffer), 0, n_rows)
         restore_position(replay_buffer, self.replay_buffer, n_rows, str(self.path))
 
 
@@ -76,18 +67,16 @@ def write_checkpoint(
     Write a checkpoint next to the older ones.
 
     :param num_timesteps: number of env timesteps whose transitions are stored
-    :param state: the state of the training besides the agent
-    :raises OSError: it cannot be written, or the disk is full; nothing of it remains
     """
     replay_buffer = model.replay_buffer
     assert replay_buffer is not None
-    number = 1 + max(map(_number, list_checkpoints(directory)), default=0)
-    path = directory / f"{number:06d}_{num_timesteps}_steps.zip"
+    older = [int(path.name.partition("_")[0]) for path in list_checkpoints(directory)]
+    path = directory / f"{1 + max(older, default=0):06d}_{num_timesteps}_steps.zip"
     training = {"state": state, "replay_buffer": describe(replay_buffer), "rows": asdict(rows)}
     with write_sealed_zip(path, "zip") as archive:
         write_agent(archive, model, num_timesteps=num_timesteps)
         archive.writestr(_TRAINING, json.dumps(to_record(training), allow_nan=False))
-        write_columns(archive, late_columns(replay_buffer), slice(0, replay_buffer.size()))
+        write_columns(archive, late_columns(replay_buffer), 0, replay_buffer.size())
     return path
 
 
@@ -112,11 +101,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_whole_checkpoint(directory: Path) -> Checkpoint:
-    """
-    Find the checkpoint to resume from. Warn of newer ones that are damaged.
-
-    :raises ValueError: there is none
-    """
+    """Find the checkpoint to resume from. Warn of newer ones that are damaged."""
     problems = []
     for path in reversed(list_checkpoints(directory)):
         try:
@@ -131,15 +116,10 @@ def newest_whole_checkpoint(directory: Path) -> Checkpoint:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """
-    List the checkpoints, damaged ones included.
-
-    :param directory: the folder of the checkpoints, which may not exist yet
-    :return: their files, oldest first
-    """
+    """Return the files of the checkpoints in a folder, if it exists, damaged ones included, oldest first."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+    return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
 
 
 def remove_all_but(directory: Path, kept: dict[Path, RowFiles]) -> None:
@@ -153,10 +133,3 @@ def remove_all_but(directory: Path, kept: dict[Path, RowFiles]) -> None:
     for path in (directory / REPLAY_BUFFER).iterdir():
         if path.name not in needed:
             path.unlink()
-
-
-def _number(path: Path) -> int:
-    """Return the number of a checkpoint."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])

@@ -8,13 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
-from sb3_td3x.checkpoint.interruption import (
-    PIPE_ERRORS,
-    broken_pipes_to_dead_workers,
-    dead_worker_error,
-    describe_workers,
-)
-from sb3_td3x.checkpoint.logs import continue_tensorboard
+from sb3_td3x.checkpoint.interruption import naming_dead_workers
 from sb3_td3x.checkpoint.state import all_callbacks
 
 
@@ -23,30 +17,25 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
     """
     Lock the folders of a training's checkpoints, save the training before an error leaves it, and if the process of an
     env has died, name that env in the error.
-
-    :param model: the ``TD3X``
-    :param callback: the callback of the training, as given to ``learn``
     """
     callbacks = callback if isinstance(callback, list) else [callback] if isinstance(callback, BaseCallback) else []
     found = [child for entry in callbacks for child in all_callbacks(entry)]
     checkpoints = [child for child in found if isinstance(child, ResumableCheckpoint)]
     _check_folders(checkpoints)
-    workers: list[str] = []
+
+    def first_seed() -> int | None:
+        seeds = [checkpoint.env_seed for checkpoint in checkpoints if checkpoint.env_seed is not None]
+        seed: int | None = (*seeds, model.seed)[0]
+        return seed
+
     try:
-        workers = describe_workers(model.env)
         for checkpoint in checkpoints:
             checkpoint.on_learn_start()
-        _continue_logging(model)
-        with broken_pipes_to_dead_workers(model.env):
+        with naming_dead_workers(model, first_seed):
             yield
     except BaseException as error:
         for checkpoint in checkpoints:
             checkpoint.on_error(error)
-        if isinstance(error, PIPE_ERRORS):
-            seeds = [checkpoint.env_seed for checkpoint in checkpoints if checkpoint.env_seed is not None]
-            dead = dead_worker_error(model.env, workers, (*seeds, model.seed)[0], model.num_timesteps)
-            if dead is not None:
-                raise dead from error
         raise
     finally:
         for checkpoint in checkpoints:
@@ -56,24 +45,9 @@ def guarded_training(model: Any, callback: MaybeCallback) -> Iterator[None]:
 def _check_folders(checkpoints: list[ResumableCheckpoint]) -> None:
     """Refuse two callbacks with the same folder: each would delete what the other writes."""
     folders = [checkpoint.save_path.resolve() for checkpoint in checkpoints if checkpoint.save_path is not None]
-    for idx, folder in enumerate(folders):
-        if folder in folders[:idx]:
+    for folder in folders:
+        if folders.count(folder) > 1:
             raise ValueError(
                 f"save_path='{folder}' is not allowed for two ResumableCheckpoint of one training, "
                 "expected a folder for each"
             )
-
-
-def _continue_logging(model: Any) -> None:
-    """
-    Let a resumed training log to the same TensorBoard folder, unless it was resumed from a copy of its checkpoints, or
-    the user has set a logger.
-    """
-    if model._resumed is None or model._custom_logger:
-        return
-    checkpoint = model._resumed.checkpoint
-    is_original = checkpoint.state["save_path"] == str(checkpoint.path.parent.resolve())
-    if is_original and checkpoint.num_timesteps == model.num_timesteps:
-        logger = continue_tensorboard(checkpoint.state["tensorboard"], model.num_timesteps, model.verbose)
-        if logger is not None:
-            model.set_logger(logger)

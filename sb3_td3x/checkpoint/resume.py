@@ -8,41 +8,30 @@ from typing import Any, TypeVar
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_td3x.buffers import end_open_episodes
 from sb3_td3x.checkpoint import state as training_state
 from sb3_td3x.checkpoint.folder import Checkpoint, newest_whole_checkpoint
+from sb3_td3x.checkpoint.logs import continue_tensorboard
 from sb3_td3x.files.replay import describe, make_empty
 
 AnyAgent = TypeVar("AnyAgent", bound=OffPolicyAlgorithm)
 
 # Arguments of the agent that decide which replay buffer it makes
 _REPLAY_BUFFER_ARGUMENTS = {
-    "buffer_size",
-    "replay_buffer_class",
-    "replay_buffer_kwargs",
-    "optimize_memory_usage",
+    *("buffer_size", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"),
     "prioritized_replay_alpha",
 }
 # What cannot change
 _FIXED = (
-    "class",
-    "n_envs",
-    "buffer_size",
-    "handle_timeout_termination",
-    "optimize_memory_usage",
+    *("class", "n_envs", "buffer_size", "handle_timeout_termination", "optimize_memory_usage"),
     "prioritized_replay_alpha",
 )
 
 
 @dataclass
 class Resumed:
-    """
-    Where a resumed agent comes from, for the callbacks of its training.
-
-    :param generators: states of the random generators right after resuming
-    """
+    """Where a resumed agent comes from, for the callbacks of its training."""
 
     checkpoint: Checkpoint
     env_seed: int
@@ -53,10 +42,6 @@ def resume(load: Callable[..., AnyAgent], directory: Path, env: Any, **kwargs: A
     """
     Resume from the newest whole checkpoint, see ``TD3X.resume``.
 
-    :param load: the method ``load`` of the agent's class
-    :param env: the envs, made like those of the training
-    :param kwargs: further arguments of ``load``
-    :return: the agent, ready for ``learn``
     :raises ValueError: there is no whole checkpoint, or the envs or arguments do not fit it
     """
     checkpoint = newest_whole_checkpoint(directory)
@@ -70,6 +55,11 @@ def resume(load: Callable[..., AnyAgent], directory: Path, env: Any, **kwargs: A
     training_state.restore_generators(model, state["generators"])
     env_seed = state["env_seed"] if state["exact"] else int(np.random.randint(2**31))
     reset_envs(model, env_seed)
+    # Another training may log where that of a copy did
+    if state["save_path"] == str(directory.resolve()):
+        logger = continue_tensorboard(state["tensorboard"], model.num_timesteps, model.verbose)
+        if logger is not None:
+            model.set_logger(logger)
     model._resumed = Resumed(checkpoint, env_seed, training_state.generators(model))
     resumed: AnyAgent = model
     return resumed
@@ -79,7 +69,6 @@ def _make_replay_buffer(model: Any, checkpoint: Checkpoint, kwargs: dict[str, An
     """
     Make an empty replay buffer like the one in a checkpoint, which may be one that the user gave the agent.
 
-    :param kwargs: arguments that were changed at loading
     :raises ValueError: the arguments ask for another one, or there is another number of envs
     """
     # Single steps are stored, and their rewards are summed at sampling
@@ -101,10 +90,9 @@ def reset_envs(model: OffPolicyAlgorithm, seed: int) -> None:
 
     :param seed: seed of the first env; the second has the next number, and so on
     """
-    env: VecEnv | None = model.env
-    assert env is not None
-    env.seed(seed)
-    model._last_obs = env.reset()  # type: ignore[assignment]
+    assert model.env is not None
+    model.env.seed(seed)
+    model._last_obs = model.env.reset()  # type: ignore[assignment]
     model._last_episode_starts = np.ones((model.n_envs,), dtype=bool)
     vec_normalize = model.get_vec_normalize_env()
     if vec_normalize is not None:

@@ -1,7 +1,7 @@
 """The state of a training besides its agent and replay buffer, as records and back."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +11,6 @@ from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
     EvalCallback,
-    EventCallback,
     EveryNTimesteps,
     StopTrainingOnMaxEpisodes,
     StopTrainingOnNoModelImprovement,
@@ -21,28 +20,22 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_td3x.callbacks import StopWhenSolved
+from sb3_td3x.files.records import Number
 
 State = dict[str, Any]
 
 # Attributes of callbacks that belong to the training
-_CALLBACK_STATE: tuple[tuple[type[BaseCallback], tuple[str, ...]], ...] = (
-    (BaseCallback, ("n_calls",)),
-    (
-        EvalCallback,
-        (
-            "best_mean_reward",
-            "last_mean_reward",
-            "evaluations_timesteps",
-            "evaluations_results",
-            "evaluations_length",
-            "evaluations_successes",
-        ),
+_CALLBACK_STATE: dict[type, tuple[str, ...]] = {
+    BaseCallback: ("n_calls",),
+    EvalCallback: (
+        *("best_mean_reward", "last_mean_reward", "evaluations_timesteps"),
+        *("evaluations_results", "evaluations_length", "evaluations_successes"),
     ),
-    (EveryNTimesteps, ("last_time_trigger",)),
-    (StopTrainingOnMaxEpisodes, ("n_episodes",)),
-    (StopTrainingOnNoModelImprovement, ("last_best_mean_reward", "no_improvement_evals")),
-    (StopWhenSolved, ("returns",)),
-)
+    EveryNTimesteps: ("last_time_trigger",),
+    StopTrainingOnMaxEpisodes: ("n_episodes",),
+    StopTrainingOnNoModelImprovement: ("last_best_mean_reward", "no_improvement_evals"),
+    StopWhenSolved: ("returns",),
+}
 
 
 def generators(model: OffPolicyAlgorithm) -> State:
@@ -59,11 +52,7 @@ def generators(model: OffPolicyAlgorithm) -> State:
 
 
 def restore_generators(model: OffPolicyAlgorithm, state: State) -> None:
-    """
-    Set the states of all random generators.
-
-    :param state: the result of ``generators``
-    """
+    """Set the states of all random generators."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     th.set_rng_state(th.from_numpy(state["torch"]))
@@ -76,23 +65,17 @@ def restore_generators(model: OffPolicyAlgorithm, state: State) -> None:
 
 
 def normalization(vec_normalize: VecNormalize | None) -> State | None:
-    """
-    Return the statistics of ``VecNormalize``.
-
-    :param vec_normalize: the wrapper, if the env has one
-    """
+    """Return the statistics of ``VecNormalize``, if the env has it."""
     if vec_normalize is None:
         return None
-    state = {"ret_rms": vec_normalize.ret_rms, "returns": vec_normalize.returns}
-    return {**state, "obs_rms": vec_normalize.obs_rms} if vec_normalize.norm_obs else state
+    names = ("ret_rms", "returns", "obs_rms") if vec_normalize.norm_obs else ("ret_rms", "returns")
+    return {name: getattr(vec_normalize, name) for name in names}
 
 
 def restore_normalization(vec_normalize: VecNormalize | None, state: State | None) -> None:
     """
     Set the statistics of ``VecNormalize``.
 
-    :param vec_normalize: the wrapper, if the env has one
-    :param state: the result of ``normalization``
     :raises ValueError: the env of the checkpoint was normalized differently
     """
     if vec_normalize is None or state is None:
@@ -105,15 +88,29 @@ def restore_normalization(vec_normalize: VecNormalize | None, state: State | Non
             f"norm_obs={vec_normalize.norm_obs} of the env's VecNormalize is not allowed, "
             f"expected {'obs_rms' in state} as in the checkpoint"
         )
-    for name, value in state.items():
-        setattr(vec_normalize, name, value)
+    vars(vec_normalize).update(state)
+
+
+def pending_logs(logger: Logger) -> State:
+    """Return the numbers that were recorded since the last dump, with the logger's notes on them."""
+    numbers = {key: value for key, value in logger.name_to_value.items() if isinstance(value, Number)}
+    return {
+        "name_to_value": numbers,
+        "name_to_count": dict(logger.name_to_count),
+        "name_to_excluded": {key: logger.name_to_excluded[key] for key in numbers},
+    }
+
+
+def restore_pending_logs(logger: Logger, state: State) -> None:
+    """Record numbers again."""
+    for name, values in state.items():
+        getattr(logger, name).update(values)
 
 
 def callback_states(callback: BaseCallback, timesteps: int) -> State:
     """
     Return the states of callbacks.
 
-    :param callback: the callback of the training, maybe a list of several
     :param timesteps: number of env timesteps whose transitions are stored; a callback may have seen one env step more
     :return: attributes of each callback, by its class and its order among those of the class
     """
@@ -122,23 +119,17 @@ def callback_states(callback: BaseCallback, timesteps: int) -> State:
 
 def _callback_state(callback: BaseCallback, timesteps: int) -> State:
     """Return the state of a callback without the env step that a resumed training takes again."""
-    state = {attribute: getattr(callback, attribute) for attribute in _state_attributes(callback)}
+    names = [name for cls, names in _CALLBACK_STATE.items() if isinstance(callback, cls) for name in names]
+    state = {name: getattr(callback, name) for name in names}
     if callback.num_timesteps > timesteps:
         state["n_calls"] -= 1
         known = sum(timestep <= timesteps for timestep in state.get("evaluations_timesteps", ()))
-        for attribute in state:
-            if attribute.startswith("evaluations_"):
-                state[attribute] = state[attribute][:known]
+        state.update((name, state[name][:known]) for name in state if name.startswith("evaluations_"))
     return state
 
 
 def restore_callback_states(callback: BaseCallback, state: State) -> None:
-    """
-    Set the states of callbacks. Callbacks that the training did not have before keep their own.
-
-    :param callback: the callback of the training, maybe a list of several
-    :param state: the result of ``callback_states``
-    """
+    """Set the states of callbacks. Callbacks that the training did not have before keep their own."""
     for name, child in _named_callbacks(callback):
         for attribute, value in state.get(name, {}).items():
             # The window of `StopWhenSolved` may have another length now
@@ -149,60 +140,25 @@ def restore_callback_states(callback: BaseCallback, state: State) -> None:
 def all_callbacks(callback: BaseCallback) -> Iterator[BaseCallback]:
     """Yield a callback and all callbacks in it."""
     yield callback
-    children: list[BaseCallback | None] = []
-    if isinstance(callback, CallbackList):
-        children.extend(callback.callbacks)
-    if isinstance(callback, EventCallback):
-        children.append(callback.callback)
-    if isinstance(callback, EvalCallback):
-        children.append(callback.callback_on_new_best)
+    children = list(callback.callbacks) if isinstance(callback, CallbackList) else []
+    for name in ("callback", "callback_on_new_best"):
+        child = getattr(callback, name, None)
+        if isinstance(child, BaseCallback):
+            children.append(child)
     for child in children:
-        if child is not None:
-            yield from all_callbacks(child)
-
-
-def evaluation_envs(callback: BaseCallback) -> list[VecEnv]:
-    """
-    Return the envs in which agents are evaluated.
-
-    :param callback: the callback of the training, maybe a list of several
-    """
-    children = all_callbacks(callback)
-    envs = [child.eval_env for child in children if isinstance(child, (EvalCallback, StopWhenSolved))]
-    return [env for env in envs if isinstance(env, VecEnv)]
-
-
-def pending_logs(logger: Logger) -> State:
-    """Return the numbers that were recorded since the last dump."""
-    numbers = int | float | np.integer | np.floating
-    return {
-        "values": {key: value for key, value in logger.name_to_value.items() if isinstance(value, numbers)},
-        "counts": dict(logger.name_to_count),
-        "excluded": dict(logger.name_to_excluded),
-    }
-
-
-def restore_pending_logs(logger: Logger, state: State) -> None:
-    """
-    Record numbers again.
-
-    :param state: the result of ``pending_logs``
-    """
-    for key, value in state["values"].items():
-        logger.record(key, value, exclude=state["excluded"][key])
-        if key in state["counts"]:
-            logger.name_to_count[key] = state["counts"][key]
-
-
-def _state_attributes(callback: BaseCallback) -> list[str]:
-    """Return the names of a callback's attributes that belong to the training."""
-    return [name for cls, names in _CALLBACK_STATE if isinstance(callback, cls) for name in names]
+        yield from all_callbacks(child)
 
 
 def _named_callbacks(callback: BaseCallback) -> Iterator[tuple[str, BaseCallback]]:
     """Yield a callback and all callbacks in it, with names that do not depend on other classes of callbacks."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for child in all_callbacks(callback):
         name = f"{type(child).__module__}.{type(child).__qualname__}"
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] += 1
         yield f"{name} {counts[name]}", child
+
+
+def evaluation_envs(callback: BaseCallback) -> list[VecEnv]:
+    """Return the envs in which callbacks evaluate the agent."""
+    envs = [getattr(child, "eval_env", None) for child in all_callbacks(callback)]
+    return [env for env in envs if isinstance(env, VecEnv)]

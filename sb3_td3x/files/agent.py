@@ -15,15 +15,12 @@ import functools
 import inspect
 import io
 import json
-import math
-import re
 import types
-import warnings
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -34,15 +31,14 @@ from gymnasium import spaces
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import recursive_getattr, recursive_setattr
-from stable_baselines3.common.utils import get_device, get_system_info
+from stable_baselines3.common.utils import get_system_info
 
 from sb3_td3x.files.atomic import SavePath, name_of
 from sb3_td3x.files.errors import FileRefused, reason_of, refusing
-from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
-from sb3_td3x.files.pickles import allowed_in_pickles, from_pickle, names_in_pickle, read_pickle
-from sb3_td3x.files.records import NotARecordError, from_record, is_registered_class, path_of, to_record
+from sb3_td3x.files.pickles import allowed_in_pickles, from_pickle, read_pickle
+from sb3_td3x.files.records import NotARecordError, Number, from_record, is_registered_class, path_of, to_record
 from sb3_td3x.files.sealed_zip import CheckedZip, open_checked_zip, write_sealed_zip
-from sb3_td3x.files.tensors import StoredTensor, load_tensors, read_state
+from sb3_td3x.files.tensors import read_state
 from sb3_td3x.validation import check_known
 
 States = dict[str, Any]
@@ -63,8 +59,6 @@ UNSAVED = frozenset(
 _HYPERPARAMETERS = ("target_policy_noise", "target_noise_clip")
 _STATE_DICTS = ("policy", "actor.optimizer", "critic.optimizer")
 _VARIABLES = "pytorch_variables"
-# Its name in old versions of SB3
-_OLD_VARIABLES = "tensors.pth"
 # SB3 can save it in the agent's file
 _REPLAY_BUFFER = "replay_buffer"
 _TEXTS = ("_stable_baselines3_version", "system_info.txt")
@@ -86,11 +80,9 @@ def save_agent(
     """
     Save an agent, as a whole or not at all.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :param exclude: names of attributes to leave out in addition to the default ones
     :param include: names of attributes to save that are left out by default
     :param parameters: state dictionaries to save in place of the agent's own
-    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
     if _REPLAY_BUFFER in (include or ()):
         raise ValueError(f"include={include!r} is not allowed, expected no {_REPLAY_BUFFER}: use save_replay_buffer")
@@ -107,11 +99,8 @@ def write_agent(
     **changed: Any,
 ) -> None:
     """
-    Write an agent to an open zip file.
+    Write an agent to an open zip file. The arguments are those of ``save_agent``.
 
-    :param exclude: names of attributes to leave out in addition to the default ones
-    :param include: names of attributes to save that are left out by default
-    :param parameters: state dictionaries to save in place of the agent's own
     :param changed: attributes to save with another value
     """
     state_dicts, variables = model._get_torch_save_params()
@@ -129,12 +118,7 @@ def write_agent(
         except (NotARecordError, ValueError, RecursionError) as error:
             pickles[name] = cloudpickle.dumps(value)
             data[name] = {"__type__": "pickle", "reason": str(error)}
-    text = json.dumps(data, indent=2, allow_nan=False).encode()
-    if len(text) > MAX_ATTRIBUTE_BYTES:
-        warnings.warn(
-            f"The agent will load with trusted=True only: its attributes are large, {len(text)} bytes", stacklevel=4
-        )
-    archive.writestr("data", text)
+    archive.writestr("data", json.dumps(data, indent=2, allow_nan=False))
     for name, content in pickles.items():
         archive.writestr(f"pickled.{name}.pkl", content)
     tensors = {name: recursive_getattr(model, name) for name in variables}
@@ -155,78 +139,68 @@ class AgentFile:
     """
     The content of an agent's file, read without running any of it.
 
-    :param states: state dictionaries and further tensors by their names, with ``StoredTensor`` in place of tensors
+    :param data: the attributes as they are written
+    :param states: state dictionaries and further tensors by their names
     :param texts: versions of SB3 and of the system
-    :param sizes: sizes of all members in bytes
     :param is_sealed: whether the file has a checksum; a wrong one is refused
     """
 
     name: str
     data: dict[str, Any]
     states: States
-    pickles: dict[str, bytes] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    is_sealed: bool = False
+    pickles: dict[str, bytes]
+    texts: dict[str, str]
+    is_sealed: bool
 
-    def named_in_pickles(self) -> dict[str, list[str]]:
-        """Return the classes and functions that the pickled attributes would import, by attribute."""
-        return {name: names_in_pickle(io.BytesIO(content)) for name, content in self.pickles.items()}
-
-    def attribute(self, name: str) -> Any:
-        """
-        Return an attribute without running code.
-
-        :raises FileRefused: it is in a pickle that may run code
-        :raises ValueError: it is damaged
-        """
-        value = self.data[name]
-        if name not in self.pickles:
+    def attribute(self, name: str, trusted: bool = False) -> Any:
+        """Return an attribute."""
+        value, content = self.data[name], self.pickles.get(name)
+        if content is None:
             return from_record(value)
+        if trusted:
+            try:
+                return cloudpickle.loads(content)
+            except Exception as error:  # from the user's own modules
+                reason = f"{type(error).__name__}: {error!s:.200}"
+                raise ValueError(f"cannot be unpickled ({reason}), give it by custom_objects") from None
         if _SB3_PICKLED not in value:
             raise FileRefused(f"{value.get('reason')!s:.100}")
-        content = self.pickles[name]
         with refusing("it"):
             return from_pickle(read_pickle(io.BytesIO(content), "it", allowed_in_pickles()), len(content))
 
 
-def open_agent(path: SavePath, trusted: bool = False) -> AgentFile:
+def open_agent(path: SavePath) -> AgentFile:
     """
     Open an agent's file.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
-    :param trusted: whether the attributes may have any size
     :raises FileRefused: the file is damaged, or holds another algorithm's agent
-    :raises OSError: the file does not exist or cannot be read
     """
     with open_checked_zip(path, "zip") as archive, refusing(name := archive.name):
-        max_size = None if trusted else MAX_ATTRIBUTE_BYTES
-        data = _read_data(archive, max_size)
+        data = _read_data(archive)
         absent = [f"{state}.pth" for state in _STATE_DICTS if f"{state}.pth" not in archive.members]
         if absent:
             raise FileRefused(f"{name} is no whole agent, it lacks {', '.join(absent)}")
-        members = [it for it in archive.members if it.endswith(".pth") and it != _OLD_VARIABLES]
+        pickles = {}
+        for attribute, value in data.items():
+            if isinstance(value, dict) and _SB3_PICKLED in value:
+                pickles[attribute] = base64.b64decode(value[_SB3_PICKLED], validate=True)
+            elif isinstance(value, dict) and value.get("__type__") == "pickle":
+                pickles[attribute] = archive.read(f"pickled.{attribute}.pkl")
+        members = [member for member in archive.members if member.endswith(".pth")]
         states = {it.removesuffix(".pth"): read_state(archive.read(it), f"{it} in {name}") for it in members}
-        if not all(isinstance(it, StoredTensor | None) for it in (states.get(_VARIABLES) or {}).values()):
+        for state, content in states.items():
+            if not isinstance(content, dict):
+                raise FileRefused(f"{state}.pth in {name} holds no state dictionary")
+        if not all(isinstance(tensor, th.Tensor | None) for tensor in states.get(_VARIABLES, {}).values()):
             raise FileRefused(f"{_VARIABLES}.pth in {name} holds something else than tensors")
-        return AgentFile(
-            name,
-            data,
-            states,
-            {it: _pickle_of(archive, it, value, max_size) for it, value in data.items() if is_pickled(value)},
-            {it: archive.read(it, MAX_ATTRIBUTE_BYTES).decode() for it in _TEXTS if it in archive.members},
-            {it: info.file_size for it, info in archive.members.items()},
-            archive.is_sealed,
-        )
+        texts = {member: archive.read(member).decode() for member in _TEXTS if member in archive.members}
+        return AgentFile(name, data, states, pickles, texts, archive.is_sealed)
 
 
-def _read_data(archive: CheckedZip, max_size: int | None) -> dict[str, Any]:
+def _read_data(archive: CheckedZip) -> dict[str, Any]:
     """Return the attributes as they are written, if they are those of an agent of the TD3 family."""
     name = archive.name
-    try:
-        data = json.loads(archive.read("data", max_size)) if "data" in archive.members else {}
-    except FileRefused as error:
-        raise FileRefused(f"{error}; TD3X.load takes it with trusted=True if you trust its author") from None
+    data = json.loads(archive.read("data")) if "data" in archive.members else {}
     if not isinstance(data, dict) or "policy_class" not in data:
         raise FileRefused(f"{name} is a zip file but no agent saved by Stable-Baselines3")
     if not data.keys() & {*_HYPERPARAMETERS}:
@@ -237,18 +211,6 @@ def _read_data(archive: CheckedZip, max_size: int | None) -> dict[str, Any]:
             f"{', '.join(_HYPERPARAMETERS)}): TD3X loads agents of TD3X, TD3 and DDPG"
         )
     return data
-
-
-def is_pickled(value: Any) -> bool:
-    """Return whether an attribute is pickled, from what is written for it."""
-    return isinstance(value, dict) and (value.get("__type__") == "pickle" or _SB3_PICKLED in value)
-
-
-def _pickle_of(archive: CheckedZip, name: str, value: dict[str, Any], max_size: int | None) -> bytes:
-    """Return the pickle of an attribute."""
-    if _SB3_PICKLED in value:
-        return base64.b64decode(value[_SB3_PICKLED], validate=True)
-    return archive.read(f"pickled.{name}.pkl", max_size)
 
 
 def read_agent(
@@ -262,18 +224,15 @@ def read_agent(
     """
     Read an agent saved by ``TD3X``, or by SB3's ``TD3`` or ``DDPG``.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :param model: the agent that will get the attributes, as its constructor made it
     :param custom_objects: objects to use in place of those in the file, by name; unknown names are ignored
     :param arguments: arguments of ``load``, used where the file lacks an attribute or has a pickle
     :param trusted: whether to run the pickles in the file, which can do anything that the user can
-    :return: the attributes, and the state dictionaries with ``StoredTensor`` in place of tensors
     :raises ValueError: the file is damaged, holds another algorithm's agent, or needs to be trusted
-    :raises OSError: the file does not exist or cannot be read
     """
     if not isinstance(custom_objects, Mapping | None):
         raise ValueError(f"custom_objects={custom_objects!r} is not allowed, expected a dictionary or None")
-    agent = open_agent(path, trusted)
+    agent = open_agent(path)
     if print_system_info:
         print("== CURRENT SYSTEM INFO ==")
         get_system_info()
@@ -286,13 +245,29 @@ def read_agent(
     given.update((name, value) for name, value in (custom_objects or {}).items() if name in known)
     with refusing(agent.name):
         needed = [name for name in agent.data if name not in unsaved | given.keys()]
-        for name in needed:
-            check_name(name, type(model), agent.name)
         # The constructor does not set `n_envs` without an env
-        attributes = _with_integers({"n_envs": 1, **_read_attributes(agent, needed, trusted), **given})
-        check_attributes(attributes, agent.name)
+        attributes = {"n_envs": 1, **_read_attributes(agent, needed, trusted), **given}
+        _check_attributes(attributes, agent.name)
         _check_networks(attributes, agent.states, agent.name)
     return attributes, agent.states
+
+
+def _read_attributes(agent: AgentFile, names: Iterable[str], trusted: bool) -> dict[str, Any]:
+    """Return attributes of a file, or one error that names all that need trust."""
+    attributes, refused = {}, []
+    for name in names:
+        try:
+            attributes[name] = agent.attribute(name, trusted)
+        except FileRefused as error:
+            refused.append(f"{name} ({str(error).removeprefix('it ')})")
+        except ValueError as error:
+            raise FileRefused(f"{agent.name} has a bad {name[:40]}: {error}") from None
+    if refused:
+        raise FileRefused(
+            f"{agent.name} has pickled attributes, and pickles can run code: {'; '.join(refused)[:600]}. "
+            "Give what is yours by custom_objects={name: object}, or load with trusted=True if you trust its author"
+        )
+    return attributes
 
 
 def with_arguments(
@@ -320,8 +295,6 @@ def applying_states(path: SavePath) -> Iterator[None]:
     """
     Turn errors about parameters from a file into one sentence: only PyTorch knows what the state of an optimizer must
     contain.
-
-    :raises FileRefused: something is missing, or has a wrong type
     """
     try:
         yield
@@ -329,90 +302,30 @@ def applying_states(path: SavePath) -> Iterator[None]:
         raise FileRefused(f"{name_of(path)} has parameters that do not fit: {reason_of(error)}") from None
 
 
-def set_states(path: SavePath, model: OffPolicyAlgorithm, states: States, device: th.device | str) -> None:
-    """
-    Give an agent the networks, optimizers and further tensors from a file.
-
-    :param states: the second result of ``read_agent``
-    :raises ValueError: the state of an optimizer is damaged
-    """
-    loaded = load_tensors(states, get_device(device))
-    variables = loaded.pop(_VARIABLES, None) or {}
+def set_states(path: SavePath, model: OffPolicyAlgorithm, states: States) -> None:
+    """Give an agent the networks, optimizers and further tensors from a file."""
+    states = dict(states)
+    variables = states.pop(_VARIABLES, {})
     with applying_states(path):
-        model.set_parameters(loaded, exact_match=True, device=device)
+        model.set_parameters(states, exact_match=True)
     for name in model._get_torch_save_params()[1]:
         if variables.get(name) is not None:
-            recursive_setattr(model, f"{name}.data", variables[name].data)
+            recursive_setattr(model, f"{name}.data", variables[name].data.to(model.device))
 
 
-def read_parameters(path: SavePath, expected: States, device: th.device | str) -> States:
+def read_parameters(path: SavePath, expected: States) -> States:
     """
     Read the state dictionaries of an agent.
 
-    :param path: path to the file, with or without ``.zip``, or a file-like object
     :raises ValueError: the file is damaged, holds another algorithm's agent or one with other networks
     """
     agent = open_agent(path)
-    states = {name: state for name, state in agent.states.items() if name != _VARIABLES}
-    with refusing(agent.name):
-        for name in expected.keys() & states.keys():
-            check = _check_optimizer if name.endswith("optimizer") else _check_policy
-            check(states[name], expected["policy"], f"{name}.pth in {agent.name}")
-    loaded: States = load_tensors(states, get_device(device))
-    return loaded
-
-
-def _read_attributes(agent: AgentFile, names: Iterable[str], trusted: bool) -> dict[str, Any]:
-    """Return attributes of a file."""
-    attributes, refused = {}, []
-    for name in names:
-        try:
-            if trusted and name in agent.pickles:
-                attributes[name] = _unpickle(agent, name)
-            else:
-                attributes[name] = agent.attribute(name)
-        except FileRefused as error:
-            refused.append(f"{name} ({str(error).removeprefix('it ')})")
-        except ValueError as error:
-            raise FileRefused(f"{agent.name} has a bad {name[:40]}: {error}") from None
-    if refused:
-        raise FileRefused(
-            f"{agent.name} has pickled attributes, and pickles can run code: {'; '.join(refused)[:600]}. "
-            "Give what is yours by custom_objects={name: object}, or load with trusted=True if you trust its author"
-        )
-    return attributes
-
-
-def _unpickle(agent: AgentFile, name: str) -> Any:
-    """Return a pickled attribute of a file that is trusted."""
-    try:
-        return cloudpickle.loads(agent.pickles[name])
-    except Exception as error:  # from the user's own modules
-        raise ValueError(
-            f"cannot be unpickled ({type(error).__name__}: {error!s:.200}), give it by custom_objects"
-        ) from None
+    _check_policy(agent.states["policy"], expected["policy"], f"policy.pth in {agent.name}")
+    return {name: state for name, state in agent.states.items() if name != _VARIABLES}
 
 
 # Checks of what was read
 
-
-def check_name(name: str, cls: type, file: str) -> None:
-    """
-    Check the name of an attribute.
-
-    :raises FileRefused: no agent has an attribute of this name
-    """
-    if not re.fullmatch(r"[^\W\d]\w{0,99}", name) or name.startswith("__") or _is_method(cls, name):
-        raise FileRefused(f"{file} has an attribute {name[:40]!r}, which no agent has")
-
-
-def _is_method(cls: type, name: str) -> bool:
-    """Return whether a class has a method or property of a name."""
-    own = inspect.getattr_static(cls, name, None)
-    return isinstance(own, property | classmethod | staticmethod | types.FunctionType)
-
-
-_NUMBER = int | float | np.integer | np.floating
 _COUNTERS = (
     "n_envs",
     "num_timesteps",
@@ -430,12 +343,12 @@ _ATTRIBUTE_TYPES: dict[str, Any] = {
     "policy_kwargs": dict,
     "observation_space": spaces.Space,
     "action_space": spaces.Box,
-    "verbose": bool | _NUMBER,
+    "verbose": bool | Number,
     "replay_buffer_kwargs": dict,
     **dict.fromkeys(_COUNTERS, int),
     # SB3's users may train for infinitely many steps
-    "_total_timesteps": _NUMBER,
-    "_current_progress_remaining": _NUMBER,
+    "_total_timesteps": Number,
+    "_current_progress_remaining": Number,
     "ep_info_buffer": deque | None,
     "ep_success_buffer": deque | None,
     "_last_obs": np.ndarray | dict | tuple | None,
@@ -445,39 +358,33 @@ _ATTRIBUTE_TYPES: dict[str, Any] = {
 _NEEDED = ("policy_class", "observation_space", "action_space")
 
 
-def _with_integers(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes with integers as counters, for which SB3 also accepts 1e6 and NumPy's numbers."""
-    counters = {name: attributes[name] for name in _COUNTERS if name in attributes}
-    integers = {
-        name: int(value)
-        for name, value in counters.items()
-        if isinstance(value, np.integer) or (isinstance(value, float | np.floating) and float(value).is_integer())
-    }
-    return {**attributes, **integers}
+def _is_method(cls: type, name: str) -> bool:
+    """Return whether a class has a method or property of a name."""
+    own = inspect.getattr_static(cls, name, None)
+    return isinstance(own, property | classmethod | staticmethod | types.FunctionType)
 
 
-def check_attributes(attributes: Mapping[str, Any], file: str) -> None:
-    """
-    Check the types of attributes.
-
-    :raises FileRefused: one has the wrong type or is missing
-    """
+def _check_attributes(attributes: dict[str, Any], file: str) -> None:
+    """Check the types of attributes, and make counters integers: SB3 also accepts 1e6 and NumPy's numbers."""
     for name in _NEEDED:
         if name not in attributes:
             raise FileRefused(f"{file} is no whole agent, it lacks {name}")
     for name, kinds in _ATTRIBUTE_TYPES.items():
-        value = attributes.get(name)
-        is_allowed = isinstance(value, kinds) and (name == "verbose" or not isinstance(value, bool))
-        if name in attributes and not is_allowed:
+        if name not in attributes:
+            continue
+        value = attributes[name]
+        if name in _COUNTERS and isinstance(value, float | np.number) and float(value).is_integer():
+            attributes[name] = value = int(value)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and name != "verbose"):
             raise FileRefused(f"{file} has a bad {name}: {type(value).__name__}")
     if not issubclass(attributes["policy_class"], BasePolicy):
         raise FileRefused(f"{file} has a bad policy_class: {path_of(attributes['policy_class'])}")
-    if attributes.get("n_envs", 1) < 1:
+    if attributes["n_envs"] < 1:
         raise FileRefused(f"{file} has a bad n_envs: {attributes['n_envs']}")
 
 
 def _check_networks(attributes: Mapping[str, Any], states: States, file: str) -> None:
-    """Compare the tensors in a file with the networks that it describes, before either takes memory."""
+    """Compare the tensors in a file with the networks that it describes, before these take memory."""
     policy_class: type = attributes["policy_class"]
     policy_kwargs = attributes.get("policy_kwargs", {})
     if _is_own([policy_class, policy_kwargs]):
@@ -500,10 +407,7 @@ def _check_networks(attributes: Mapping[str, Any], states: States, file: str) ->
         optimizer_class([th.nn.Parameter(th.zeros(1))], **{"lr": 0.0, **(policy_kwargs.get("optimizer_kwargs") or {})})
     except Exception as error:  # wrong arguments of wrong types cause any exception
         raise FileRefused(f"{file} describes a policy that cannot be made: {reason_of(error)}") from None
-    expected = policy.state_dict()
-    _check_policy(states["policy"], expected, f"policy.pth in {file}")
-    for name in ("actor.optimizer", "critic.optimizer"):
-        _check_optimizer(states[name], expected, f"{name}.pth in {file}")
+    _check_policy(states["policy"], policy.state_dict(), f"policy.pth in {file}")
 
 
 def _is_own(value: Any) -> bool:
@@ -527,12 +431,7 @@ def _check_number_of_layers(policy_kwargs: Mapping[str, Any], n_tensors: int) ->
 
 
 def _check_policy(state: Any, expected: States, where: str) -> None:
-    """
-    Compare the networks in a file with those that they are for.
-
-    :param state: state dictionary of the policy, with ``StoredTensor`` in place of tensors
-    :raises FileRefused: it has other tensors
-    """
+    """Compare the networks in a file with those that they are for."""
     with refusing(where):
         if state.keys() != expected.keys():
             key = min(map(str, state.keys() ^ expected.keys()))
@@ -541,24 +440,6 @@ def _check_policy(state: Any, expected: States, where: str) -> None:
             shape, dtype = tuple(expected[key].shape), expected[key].dtype
             if tensor.shape != shape or tensor.dtype.is_floating_point != dtype.is_floating_point:
                 raise FileRefused(
-                    f"{where} was saved with other policy_kwargs: {key} is {tensor.dtype} of shape {tensor.shape}, "
-                    f"expected {dtype} of shape {shape}"
+                    f"{where} was saved with other policy_kwargs: {key} is {tensor.dtype} of shape "
+                    f"{tuple(tensor.shape)}, expected {dtype} of shape {shape}"
                 )
-
-
-def _check_optimizer(state: Any, policy: States, where: str) -> None:
-    """
-    Check that the state of an optimizer takes no more memory than the networks.
-
-    :param state: state dictionary of the optimizer, with ``StoredTensor`` in place of tensors
-    :raises FileRefused: it holds something else
-    """
-    with refusing(where):
-        (group,) = state["param_groups"]
-        if len(group["params"]) > len(policy):
-            raise FileRefused(f"{where} holds {len(group['params'])} parameters: it was saved with other policy_kwargs")
-        largest = max((tensor.numel() for tensor in policy.values()), default=0)
-        for entry in state["state"].values():
-            for key, value in entry.items():
-                if isinstance(value, StoredTensor) and math.prod(value.shape) > largest:
-                    raise FileRefused(f"{where} holds {key} of shape {value.shape}, larger than any parameter")

@@ -16,6 +16,7 @@ from stable_baselines3.common.save_util import open_path
 # Files that a killed process may leave behind; they can be deleted while no process writes to the folder
 TEMPORARY_PATTERN = ".*.*.partial"
 
+# Path to a file, with or without its suffix, or a file-like object
 SavePath = str | pathlib.Path | io.BufferedIOBase
 
 
@@ -90,8 +91,6 @@ def open_for_saving(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
 
     :param path: path of the file, or a file-like object, which is written directly. Missing folders are made. If a
         folder has this name, ``_2`` is added to it
-    :param suffix: suffix for names without one, without the dot
-    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
     """
     if not isinstance(path, (str, pathlib.Path)):
         yield cast(BinaryIO, open_path(path, "w"))
@@ -111,13 +110,7 @@ def open_for_saving(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def open_for_loading(path: SavePath, suffix: str) -> Iterator[BinaryIO]:
-    """
-    Open a file by the rules of SB3's ``load`` methods.
-
-    :param path: path to the file, with or without its suffix, or a file-like object, which is rewound afterwards
-    :param suffix: the suffix, without the dot
-    :raises OSError: the file does not exist or cannot be read
-    """
+    """Open a file by the rules of SB3's ``load`` methods."""
     try:
         file = open_path(path, "r", suffix=suffix)
     except FileNotFoundError:

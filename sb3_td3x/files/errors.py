@@ -10,11 +10,7 @@ class FileRefused(ValueError):  # noqa: N818 - reads better than FileRefusedErro
 
 @contextlib.contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """
-    Turn every exception of a reader into one sentence. A file from a stranger can cause any type of exception.
-
-    :raises FileRefused: the block raised an exception
-    """
+    """Turn every exception of a reader into one sentence. A file from a stranger can cause any type of exception."""
     try:
         yield
     except FileRefused:
@@ -24,9 +20,5 @@ def refusing(name: str) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """
-    Return the first sentence of an error. PyTorch's messages have many lines.
-
-    :return: at most 200 characters
-    """
+    """Return the first sentence of an error, at most 200 characters. PyTorch's messages have many lines."""
     return str(error).partition("\n")[0].partition(". ")[0][:200] or type(error).__name__

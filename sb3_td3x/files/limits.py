@@ -6,10 +6,7 @@ They keep a small file from taking a lot of memory. A file may still take as muc
 
 # Total size of a zip file's members: the larger of this many bytes and this multiple of the file's size
 MAX_UNCOMPRESSED_BYTES = 16 * 2**20
-MAX_COMPRESSION_RATIO = 20
-
-# Attributes of an agent, as JSON or as a pickle. No limit with `trusted=True`
-MAX_ATTRIBUTE_BYTES = 16 * 2**20
+MAX_COMPRESSION_RATIO = 4
 
 # Memory for the objects that a pickle describes, as a multiple of the pickle's size
 MAX_PICKLE_GROWTH = 64

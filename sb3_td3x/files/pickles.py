@@ -31,7 +31,7 @@ from sb3_td3x.files.records import (
 class Pickled:
     """What a pickle says about an object. Each class or function that a pickle names becomes a subclass."""
 
-    path: ClassVar[str]
+    path: ClassVar[str] = "result of a call"
     args: tuple[Any, ...]
     state: Any
     items: list[Any]
@@ -46,7 +46,7 @@ class Pickled:
 
     def __call__(self, *args: Any) -> "Pickled":
         """Record a call of the result of a call."""
-        return _Result(*args)
+        return Pickled(*args)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -60,12 +60,6 @@ class PersistentId(Pickled):
     """A reference to something outside of the pickle."""
 
     path = "persistent id"
-
-
-class _Result(Pickled):
-    """The result of calling the result of a call. No object is made of it."""
-
-    path = "call of a result"
 
 
 class _Operations(dict[int, Any]):
@@ -155,7 +149,6 @@ def read_pickle(file: BinaryIO, name: str, allowed: Collection[str]) -> Any:
     :param allowed: module paths of the classes and functions that it may name, such as ``allowed_in_pickles()``
     :return: its content. Classes and functions are subclasses of ``Pickled``, and objects are instances of these
     :raises FileRefused: it names another class or function
-    :raises Exception: it is damaged
     """
     return _Reader(file, name, allowed).load()
 
@@ -178,14 +171,11 @@ def names_in_pickle(file: BinaryIO) -> list[str]:
 
 _ARRAYS = ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
 _GENERATOR = "numpy.random._pickle.__generator_ctor"
-# Generators of Gym's spaces. SB3 makes new ones when it converts these spaces
-_OLD_GENERATORS = ("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator")
 _FUNCTIONS = frozenset(
     {
         *(f"numpy.{core}.{function}" for core in ("core", "_core") for function in _ARRAYS),
         *("numpy.ndarray", "numpy.dtype", "collections.deque", "collections.OrderedDict", "torch.device"),
-        *(_GENERATOR, *_OLD_GENERATORS, "numpy.random._pickle.__bit_generator_ctor"),
-        *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
+        *(_GENERATOR, "numpy.random._pickle.__bit_generator_ctor", "numpy.random._pcg64.PCG64"),
         # The seed of a generator is not needed: its state follows
         "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
         *("numpy.random.bit_generator.SeedSequence", "numpy.random._bit_generator.SeedSequence"),
@@ -212,18 +202,12 @@ def from_pickle(value: Any, pickle_bytes: int, makers: Mapping[str, Maker] | Non
     :param pickle_bytes: size of the pickle, which limits the memory of its objects: a small pickle can refer to one
         part in many places
     :param makers: functions that make objects of further classes and functions, by the module paths of these
-    :raises ValueError: its class is not registered, or it is too large
     """
     return _Converter(MAX_PICKLE_GROWTH * pickle_bytes, makers or {}).convert(value)
 
 
 class _Converter:
-    """
-    Makes the objects that a pickle describes.
-
-    :param max_bytes: memory that all objects together may take
-    :param makers: functions that make objects of further classes
-    """
+    """Makes the objects that a pickle describes."""
 
     def __init__(self, max_bytes: int, makers: Mapping[str, Maker]) -> None:
         self._bytes_left = max_bytes
@@ -270,16 +254,12 @@ class _Converter:
             return OrderedDict((check_type(key, str | int), self.convert(item)) for key, item in value.items)
         if path == "torch.device":
             return th.device(":".join(str(check_type(arg, str | int)) for arg in args))
-        if path in _OLD_GENERATORS:
-            return None
         if path == _GENERATOR:
             state = args[0].state
             return make_generator(self.convert(state[0] if isinstance(state, tuple) else state))
         attributes = OBJECTS[path].attributes
         # Enumerations and named tuples are calls with their attributes
         state = value.state if value.state is not None else dict(zip(attributes, args, strict=True))
-        # Gym's spaces name their generator without the underscore
-        state = {"_np_random" if key == "np_random" else key: entry for key, entry in state.items()}
         return build_object(path, {key: self.convert(entry) for key, entry in state.items() if key in attributes})
 
     def _array(self, dtype: Any, shape: Any, data: Any, order: Any) -> np.ndarray:

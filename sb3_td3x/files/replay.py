@@ -7,8 +7,7 @@ A saved replay buffer is a sealed zip file, which ``numpy.load`` opens too:
 - ``observations.npy``, ``actions.npy``, ...: SB3's arrays, (rows, n_envs, ...); for Dict observations one array per key
 - ``infos.jsonl``: with ``copy_info_dict``, the infos of one row in each line
 
-Each checkpoint writes the rows that are new to another file with the same arrays, so that several files hold all rows
-together.
+A checkpoint has its rows in several files with the same arrays: each checkpoint writes those that are new to another.
 """
 
 import io
@@ -17,10 +16,9 @@ import math
 import pickle
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import quote
 
@@ -31,12 +29,12 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_td3x.files.atomic import SavePath, name_of, open_for_loading, open_for_saving
 from sb3_td3x.files.errors import FileRefused, refusing
-from sb3_td3x.files.limits import MAX_ATTRIBUTE_BYTES
 from sb3_td3x.files.pickles import Pickled, allowed_in_pickles, from_pickle, read_pickle
 from sb3_td3x.files.records import CLASSES, NotARecordError, from_record, register_class, to_record
 from sb3_td3x.files.sealed_zip import CHUNK_BYTES, CheckedZip, open_checked_zip, write_sealed_zip
 
 BufferClass = TypeVar("BufferClass", bound=type[ReplayBuffer])
+Arrays = Mapping[str, np.ndarray]
 
 _DESCRIPTION = "replay_buffer"
 _INFOS = "infos"
@@ -89,11 +87,7 @@ def is_known_buffer(replay_buffer: Any) -> bool:
 
 
 def columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
-    """
-    Return the arrays that get a row with each call of ``add``.
-
-    :return: the arrays by their names in files, (buffer_size, n_envs, ...), not copied
-    """
+    """Return the arrays that get a row with each call of ``add``, by their names in files, not copied."""
     arrays = _named_arrays({name: getattr(replay_buffer, name, None) for name in _ARRAYS})
     if getattr(replay_buffer, "copy_info_dict", False):
         arrays[_INFOS] = cast(HerReplayBuffer, replay_buffer).infos
@@ -101,11 +95,7 @@ def columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
 
 
 def late_columns(replay_buffer: ReplayBuffer) -> dict[str, np.ndarray]:
-    """
-    Return the arrays whose rows can change after ``add``.
-
-    :return: the arrays by their names in files, (buffer_size, n_envs), not copied
-    """
+    """Return the arrays whose rows can change after ``add``, by their names in files, not copied."""
     return _named_arrays({name: getattr(replay_buffer, name, None) for name in _LATE_ARRAYS})
 
 
@@ -122,11 +112,7 @@ def _named_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(replay_buffer: ReplayBuffer) -> dict[str, Any]:
-    """
-    Return everything but the columns.
-
-    :return: class, arguments and position
-    """
+    """Return everything but the columns: class, arguments and position."""
     cls = type(replay_buffer)
     description = {"class": cls, **{name: getattr(replay_buffer, name) for name in (*_COMMON, *KNOWN_BUFFERS[cls])}}
     for name in (_EPISODE_STARTS, _MAX_PRIORITY):
@@ -143,10 +129,8 @@ def describe(replay_buffer: ReplayBuffer) -> dict[str, Any]:
 
 def make_empty(description: Mapping[str, Any], model: OffPolicyAlgorithm, buffer_size: int) -> ReplayBuffer:
     """
-    Make an empty replay buffer.
+    Make an empty replay buffer with the envs, spaces and device of an agent.
 
-    :param description: the result of ``describe``
-    :return: the replay buffer, with the envs, spaces and device of the agent
     :raises ValueError: it needs an env, and the agent has none
     """
     cls = description["class"]
@@ -160,11 +144,9 @@ def make_empty(description: Mapping[str, Any], model: OffPolicyAlgorithm, buffer
 
 def restore_position(replay_buffer: ReplayBuffer, description: Mapping[str, Any], n_rows: int, name: str) -> None:
     """
-    Set everything but the columns.
+    Set everything but the columns, which were read.
 
-    :param replay_buffer: a replay buffer whose columns were read
-    :param description: the result of ``describe``
-    :raises FileRefused: an episode lies outside of the replay buffer
+    :raises FileRefused: an episode lies outside of the replay buffer, or its priorities are impossible
     """
     replay_buffer.full = n_rows == replay_buffer.buffer_size
     replay_buffer.pos = description["pos"] if description["full"] else n_rows % replay_buffer.buffer_size
@@ -206,19 +188,14 @@ def _env_of(model: OffPolicyAlgorithm) -> Any:
 
 
 def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
-    """
-    Save a replay buffer, as a whole or not at all. A replay buffer of an unknown class is pickled.
-
-    :param path: path to the file, with or without ``.pkl``, or a file-like object
-    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
-    """
-    rows = slice(0, replay_buffer.size())
+    """Save a replay buffer, as a whole or not at all. A replay buffer of an unknown class is pickled."""
+    n_rows = replay_buffer.size()
     arrays = {**columns(replay_buffer), **late_columns(replay_buffer)}
     try:
         if not is_known_buffer(replay_buffer):
             raise NotARecordError
         description = to_record(describe(replay_buffer))
-        for infos in arrays.get(_INFOS, ())[rows]:
+        for infos in arrays.get(_INFOS, ())[:n_rows]:
             # Check now: nothing must have been written when a pickle turns out to be needed
             to_record(list(infos))
     except NotARecordError:
@@ -227,7 +204,7 @@ def write_replay_buffer(path: SavePath, replay_buffer: ReplayBuffer) -> None:
         return
     with write_sealed_zip(path, "pkl") as archive:
         archive.writestr(_DESCRIPTION, json.dumps(description, allow_nan=False, indent=2))
-        write_columns(archive, arrays, rows)
+        write_columns(archive, arrays, 0, n_rows)
 
 
 def read_replay_buffer(
@@ -236,45 +213,92 @@ def read_replay_buffer(
     """
     Read a replay buffer that was saved by TD3X or by SB3.
 
-    :param path: path to the file, with or without ``.pkl``, or a file-like object
-    :param truncate_last_traj: With HER, whether the last trajectory counts as finished
     :param trusted: whether to run the pickle of another class than SB3's, which can do anything that the user can
     :raises ValueError: the file is damaged, needs to be trusted, or is not for this agent
-    :raises OSError: the file does not exist or cannot be read
     """
     name = name_of(path)
     with open_for_loading(path, "pkl") as file:
         start = file.tell()
         is_zip = file.read(4) == b"PK\x03\x04"
         file.seek(start)
-        if is_zip:
-            replay_buffer = _read_zip(CheckedZip(file, name), model)
-        elif trusted:
+        if trusted and not is_zip:
             replay_buffer = _run_pickle(file, model, name)
         else:
-            replay_buffer = _read_pickle(file, model, name)
-    _check_is_for(model, replay_buffer, name)
+            with refusing(name):
+                source = _Zip(CheckedZip(file, name)) if is_zip else _Pickle(file, name)
+                replay_buffer = _from_source(source, model, name)
     if isinstance(replay_buffer, HerReplayBuffer) and truncate_last_traj:
         replay_buffer.truncate_last_trajectory()
     replay_buffer.device = model.device
     return replay_buffer
 
 
-def _read_zip(archive: CheckedZip, model: OffPolicyAlgorithm) -> ReplayBuffer:
-    """Read a replay buffer of our format."""
-    name = archive.name
-    with refusing(name):
+class _Zip:
+    """A replay buffer in our format."""
+
+    def __init__(self, archive: CheckedZip) -> None:
         if _DESCRIPTION not in archive.members:
-            raise FileRefused(f"{name} is a zip file but no replay buffer")
-        description = from_record(json.loads(archive.read(_DESCRIPTION, MAX_ATTRIBUTE_BYTES)))
-        _check_description(description, model, name)
-        n_rows = description["buffer_size"] if description["full"] else description["pos"]
-        _check_sizes(archive, make_empty(description, model, 1), n_rows)
-        # Take memory for the rows in the file, and for no more than the agent asks for
-        buffer_size = min(description["buffer_size"], max(n_rows, model.buffer_size // model.n_envs, 1))
-        replay_buffer = make_empty(description, model, buffer_size)
-        read_columns(archive, {**columns(replay_buffer), **late_columns(replay_buffer)}, slice(0, n_rows))
-        restore_position(replay_buffer, description, n_rows, name)
+            raise FileRefused(f"{archive.name} is a zip file but no replay buffer")
+        self.archive = archive
+        self.description = from_record(json.loads(archive.read(_DESCRIPTION)))
+        # Rewards are the column with the fewest bytes, at least 4 for each env
+        self.max_rows = archive.members["rewards.npy"].file_size // 4
+
+    def read(self, arrays: Arrays, n_rows: int) -> None:
+        """Read the first rows of columns."""
+        read_columns(self.archive, arrays, 0, n_rows)
+
+
+class _Pickle:
+    """A replay buffer in a pickle of SB3, which is not run."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        start = file.tell()
+        size = file.seek(0, io.SEEK_END) - start
+        file.seek(start)
+        try:
+            pickled = read_pickle(file, name, allowed_in_pickles())
+        except FileRefused as error:
+            raise FileRefused(f"{error}; load it with trusted=True if you trust its author") from None
+        if not (isinstance(pickled, Pickled) and CLASSES.get(pickled.path) in KNOWN_BUFFERS):
+            raise FileRefused(f"{name} holds no replay buffer")
+        self.name = name
+        cls, state = CLASSES[pickled.path], pickled.state
+        names = (*_COMMON, *KNOWN_BUFFERS[cls], _EPISODE_STARTS)
+        values = from_pickle({key: state[key] for key in names if key in state}, size)
+        integers = {key: int(value) for key, value in values.items() if isinstance(value, np.integer)}
+        self.description = {"class": cls, **values, **integers}
+        self.arrays = _named_arrays(from_pickle({key: state.get(key) for key in (*_ARRAYS, *_LATE_ARRAYS)}, size))
+        self.max_rows = len(self.arrays["rewards"])
+        if self.description.get("optimize_memory_usage"):
+            self.description[_LAST_OBSERVATIONS] = self.arrays["observations"][self.description["pos"]]
+        if self.description.get("copy_info_dict"):
+            infos = from_pickle(state[_INFOS].state[-1], size)
+            self.arrays[_INFOS] = np.array([_check_info(info) for info in infos], dtype=object).reshape(
+                self.arrays["rewards"].shape
+            )
+
+    def read(self, arrays: Arrays, n_rows: int) -> None:
+        """Copy the first rows of columns."""
+        for key, array in arrays.items():
+            value, shape = self.arrays.get(key), (self.max_rows, *array.shape[1:])
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != array.dtype:
+                raise FileRefused(f"{self.name} has a bad {key}: expected {array.dtype} of shape {shape}")
+            array[:n_rows] = value[:n_rows]
+
+
+def _from_source(source: _Zip | _Pickle, model: OffPolicyAlgorithm, name: str) -> ReplayBuffer:
+    """Make the replay buffer that a file describes."""
+    description = source.description
+    _check_description(description, model, name)
+    n_rows = description["buffer_size"] if description["full"] else description["pos"]
+    if n_rows > source.max_rows:
+        raise FileRefused(f"{name} has fewer than {n_rows} rows")
+    # Take memory for the rows in the file, and for no more than the agent asks for
+    buffer_size = min(description["buffer_size"], max(n_rows, model.buffer_size // model.n_envs, 1))
+    replay_buffer = make_empty(description, model, buffer_size)
+    source.read({**columns(replay_buffer), **late_columns(replay_buffer)}, n_rows)
+    restore_position(replay_buffer, description, n_rows, name)
     return replay_buffer
 
 
@@ -301,7 +325,7 @@ def _check_description(description: Any, model: OffPolicyAlgorithm, name: str) -
     absent = [key for key in (*_COMMON, *KNOWN_BUFFERS[description["class"]]) if key not in description]
     if absent:
         raise FileRefused(f"{name} is no whole replay buffer, it lacks {', '.join(absent)}")
-    _check_is_for(model, SimpleNamespace(**description), name)
+    _check_is_for(model, description, name)
     for key, is_allowed in _CHECKS.items():
         if key in description and not is_allowed(description[key]):
             raise FileRefused(f"{name} has a bad {key}: {description[key]!s:.40}")
@@ -311,12 +335,8 @@ def _check_description(description: Any, model: OffPolicyAlgorithm, name: str) -
         )
 
 
-def _check_is_for(model: OffPolicyAlgorithm, replay_buffer: Any, name: str) -> None:
-    """
-    Check that a replay buffer fits an agent.
-
-    :raises ValueError: its transitions belong to other envs, or to other n-step returns
-    """
+def _check_is_for(model: OffPolicyAlgorithm, description: Mapping[str, Any], name: str) -> None:
+    """Check that a replay buffer fits an agent."""
     names = ["n_envs", "observation_space", "action_space"]
     if model.replay_buffer_class is None:
         names += ["n_steps", "prioritized_replay_alpha"]
@@ -324,19 +344,9 @@ def _check_is_for(model: OffPolicyAlgorithm, replay_buffer: Any, name: str) -> N
             names.append("gamma")
     for key in names:
         # SB3's replay buffers know less
-        loaded, expected = getattr(replay_buffer, key, _DEFAULTS.get(key)), getattr(model, key)
+        loaded, expected = description.get(key, _DEFAULTS.get(key)), getattr(model, key)
         if loaded != expected:
-            raise ValueError(f"The replay buffer in {name} has {key}={loaded}, expected {expected}")
-
-
-def _check_sizes(archive: CheckedZip, small: ReplayBuffer, n_rows: int) -> None:
-    """Check that a file has all rows, before memory is taken for them."""
-    for key, array in {**columns(small), **late_columns(small)}.items():
-        if key != _INFOS:
-            expected, size = array.nbytes * n_rows, archive.members[f"{key}.npy"].file_size
-            # The header is shorter than that
-            if not expected <= size <= expected + 1024:
-                raise FileRefused(f"{archive.name} has {size} bytes of {key}, expected {expected} for {n_rows} rows")
+            raise FileRefused(f"The replay buffer in {name} has {key}={loaded}, expected {expected}")
 
 
 def _run_pickle(file: BinaryIO, model: OffPolicyAlgorithm, name: str) -> ReplayBuffer:
@@ -344,63 +354,9 @@ def _run_pickle(file: BinaryIO, model: OffPolicyAlgorithm, name: str) -> ReplayB
     replay_buffer = pickle.load(file)
     if not isinstance(replay_buffer, ReplayBuffer):
         raise FileRefused(f"{name} holds {type(replay_buffer).__name__}, expected a ReplayBuffer")
+    _check_is_for(model, vars(replay_buffer), name)
     if isinstance(replay_buffer, HerReplayBuffer):
         replay_buffer.set_env(_env_of(model))
-    return replay_buffer
-
-
-def _read_pickle(file: BinaryIO, model: OffPolicyAlgorithm, name: str) -> ReplayBuffer:
-    """Read a pickle of SB3 without running it."""
-    with refusing(name):
-        start = file.tell()
-        size = file.seek(0, io.SEEK_END) - start
-        file.seek(start)
-        try:
-            pickled = read_pickle(file, name, allowed_in_pickles())
-        except FileRefused as error:
-            raise FileRefused(f"{error}; load it with trusted=True if you trust its author") from None
-        if not (isinstance(pickled, Pickled) and CLASSES.get(pickled.path) in KNOWN_BUFFERS):
-            raise FileRefused(f"{name} holds no replay buffer")
-        cls = CLASSES[pickled.path]
-        # Old versions of SB3 lack these
-        state = {"handle_timeout_termination": False, "optimize_memory_usage": False, **pickled.state}
-        names = (*_COMMON, *KNOWN_BUFFERS[cls], _EPISODE_STARTS)
-        description = from_pickle({key: state[key] for key in names if key in state}, size)
-        description = {key: int(it) if isinstance(it, np.integer) else it for key, it in description.items()}
-        _check_description({"class": cls, **description}, model, name)
-        return _from_arrays({"class": cls, **description}, state, size, model, name)
-
-
-def _from_arrays(
-    description: dict[str, Any], state: dict[str, Any], size: int, model: OffPolicyAlgorithm, name: str
-) -> ReplayBuffer:
-    """
-    Make a replay buffer of the arrays in a pickle of SB3.
-
-    :param state: what the pickle says about its attributes
-    """
-    n_rows = description["buffer_size"]
-    given = _named_arrays(from_pickle({key: state.get(key) for key in (*_ARRAYS, *_LATE_ARRAYS)}, size))
-    small = make_empty(description, model, 1)
-    expected = {**columns(small), **late_columns(small)}
-    expected.pop(_INFOS, None)
-    if "timeouts" not in given:
-        # Old versions of SB3 lack them
-        expected.pop("timeouts")
-    for key, array in expected.items():
-        value, shape = given.get(key), (n_rows, *array.shape[1:])
-        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != array.dtype:
-            raise FileRefused(f"{name} has a bad {key}: expected {array.dtype} of shape {shape}")
-    replay_buffer = make_empty(description, model, n_rows)
-    arrays = {**columns(replay_buffer), **late_columns(replay_buffer)}
-    for key in expected:
-        arrays[key][...] = given[key]
-    if _INFOS in arrays:
-        infos = from_pickle(state[_INFOS].state[-1], size)
-        arrays[_INFOS][...] = np.array([_check_info(info) for info in infos], dtype=object).reshape(n_rows, -1)
-    if replay_buffer.optimize_memory_usage:
-        description = {**description, _LAST_OBSERVATIONS: arrays["observations"][description["pos"]]}
-    restore_position(replay_buffer, description, n_rows if description["full"] else description["pos"], name)
     return replay_buffer
 
 
@@ -413,63 +369,60 @@ def _check_info(info: Any) -> dict[str, Any]:
 # Columns in a zip file
 
 
-def write_columns(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], rows: slice) -> None:
+def write_columns(archive: zipfile.ZipFile, arrays: Arrays, first: int, last: int) -> None:
     """
-    Write some rows of columns.
+    Write some rows of columns. Row ``n`` lies at ``n % buffer_size``.
 
-    :raises NotARecordError: an info holds something that only a pickle can hold
+    :param last: the row after the last
     """
     for name, array in arrays.items():
+        parts = _parts(array, first, last)
         if name == _INFOS:
-            lines = [json.dumps(to_record(list(infos)), allow_nan=False) + "\n" for infos in array[rows]]
+            rows: Iterable[Any] = (infos for part in parts for infos in array[part])
+            lines = [json.dumps(to_record(list(infos)), allow_nan=False) + "\n" for infos in rows]
             archive.writestr(f"{_INFOS}.jsonl", "".join(lines))
             continue
         with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-            header = {"descr": array.dtype.str, "fortran_order": False, "shape": array[rows].shape}
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": (last - first, *array.shape[1:])}
             np.lib.format.write_array_header_1_0(cast(BinaryIO, file), header)
-            for part in _parts(array[rows]):
-                file.write(np.ascontiguousarray(part).tobytes())
+            for part in parts:
+                file.write(array[part].tobytes())
 
 
-def read_columns(archive: CheckedZip, arrays: Mapping[str, np.ndarray], rows: slice) -> None:
+def read_columns(archive: CheckedZip, arrays: Arrays, first: int, last: int) -> None:
     """
     Read some rows of columns.
 
-    :param arrays: the columns by their names, changed in place
-    :param rows: the rows; the file must have as many
-    :raises FileRefused: the file has rows of another shape or type
+    :param last: the row after the last; the file must have exactly these rows
     """
     for name, array in arrays.items():
-        if name == _INFOS:
-            _read_infos(archive, array[rows])
-        else:
-            with archive.open(f"{name}.npy") as file:
-                _read_array(file, array[rows], f"{name} in {archive.name}")
+        with archive.open(f"{_INFOS}.jsonl" if name == _INFOS else f"{name}.npy") as file:
+            if name != _INFOS:
+                _check_header(file, array.dtype, (last - first, *array.shape[1:]), f"{name} in {archive.name}")
+            for part in _parts(array, first, last):
+                if name == _INFOS:
+                    for row in part:
+                        array[row] = [_check_info(info) for info in from_record(json.loads(file.readline()))]
+                else:
+                    shape = (len(part), *array.shape[1:])
+                    content = file.read(array.itemsize * math.prod(shape))
+                    array[part] = np.frombuffer(content, array.dtype).reshape(shape)
 
 
-def _read_array(file: BinaryIO, array: np.ndarray, name: str) -> None:
-    """Read an array from a file of NumPy's format in small parts."""
+def _check_header(file: BinaryIO, expected_dtype: np.dtype, expected_shape: tuple[int, ...], name: str) -> None:
+    """Check the header of an array in NumPy's format."""
     if np.lib.format.read_magic(file) != (1, 0):
         raise FileRefused(f"{name} is no array of version 1.0")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    if shape != array.shape or dtype != array.dtype or fortran_order:
-        raise FileRefused(f"{name} is {dtype} of shape {shape}, expected {array.dtype} of shape {array.shape}")
-    for part in _parts(array):
-        part[...] = np.frombuffer(file.read(part.size * part.itemsize), array.dtype).reshape(part.shape)
+    if shape != expected_shape or dtype != expected_dtype or fortran_order:
+        raise FileRefused(f"{name} is {dtype} of shape {shape}, expected {expected_dtype} of shape {expected_shape}")
 
 
-def _read_infos(archive: CheckedZip, infos: np.ndarray) -> None:
-    """Read the infos of some rows."""
-    with archive.open(f"{_INFOS}.jsonl") as file:
-        for row in range(len(infos)):
-            infos[row] = [_check_info(info) for info in from_record(json.loads(file.readline()))]
-
-
-def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of an array in parts that take little memory."""
+def _parts(array: np.ndarray, first: int, last: int) -> Iterator[np.ndarray]:
+    """Yield where rows lie in an array, in parts that take little memory."""
     step = max(1, CHUNK_BYTES // max(1, array.itemsize * math.prod(array.shape[1:])))
-    for start in range(0, len(array), step):
-        yield array[start : start + step]
+    for start in range(first, last, step):
+        yield np.arange(start, min(start + step, last)) % len(array)
 
 
 # Checkpoints
@@ -481,15 +434,18 @@ _MAX_FILES = 500
 @dataclass(frozen=True)
 class RowFiles:
     """
-    Files that hold the rows of a replay buffer together. Row ``n`` lies at ``n % buffer_size`` in the replay buffer.
+    Files that hold the rows of a replay buffer together, numbered since the beginning.
 
     :param ranges: first row of each file and the row after its last, oldest first
-    :param n_rows: number of rows that were written since the beginning
     """
 
     prefix: str
     ranges: tuple[tuple[int, int], ...]
-    n_rows: int
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows that were written since the beginning"""
+        return self.ranges[-1][1] if self.ranges else 0
 
     @property
     def names(self) -> list[str]:
@@ -499,53 +455,38 @@ class RowFiles:
 
 def write_new_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles | None, n_new: int | None) -> RowFiles:
     """
-    Write the rows that are new to new files.
+    Write the rows that are new to a new file.
 
     :param written: the files that were written before; None: write all rows
     :param n_new: number of rows that were added since; None: unknown, write all rows
     :return: the files that hold the replay buffer now. Others in ``written`` are no longer needed
-    :raises OSError: a file cannot be written, or the disk is full; the files written before are untouched
+    :raises OSError: the file cannot be written, or the disk is full; the files written before are untouched
     :raises ValueError: an info holds something that only a pickle can hold
     """
     size = replay_buffer.buffer_size
     if written is None or n_new is None or n_new >= size or len(written.ranges) >= _MAX_FILES:
-        written = RowFiles(secrets.token_hex(4), (), replay_buffer.pos if replay_buffer.full else 0)
+        written, first = RowFiles(secrets.token_hex(4), ()), replay_buffer.pos if replay_buffer.full else 0
         n_new = replay_buffer.size()
-    end = written.n_rows + n_new
-    kept = [(first, last) for first, last in written.ranges if last > end - size]
-    new = RowFiles(written.prefix, tuple(_pieces(written.n_rows, end, size)), end)
-    for (first, last), name in zip(new.ranges, new.names, strict=True):
-        with write_sealed_zip(folder / name, "zip") as archive:
-            try:
-                write_columns(archive, columns(replay_buffer), _slice(first, last, size))
-            except NotARecordError as error:
-                raise ValueError(
-                    f"infos with {error} are not allowed in a checkpoint, expected arrays, numbers, text, or lists and "
-                    "dictionaries of such; with copy_info_dict=False none are saved"
-                ) from None
-    return RowFiles(written.prefix, (*kept, *new.ranges), end)
+    else:
+        first = written.n_rows
+    if n_new == 0:
+        return written
+    last = first + n_new
+    new = RowFiles(written.prefix, ((first, last),))
+    with write_sealed_zip(folder / new.names[0], "zip") as archive:
+        try:
+            write_columns(archive, columns(replay_buffer), first, last)
+        except NotARecordError as error:
+            raise ValueError(
+                f"infos with {error} are not allowed in a checkpoint, expected arrays, numbers, text, or lists and "
+                "dictionaries of such; with copy_info_dict=False none are saved"
+            ) from None
+    kept = (rows for rows in written.ranges if rows[1] > last - size)
+    return RowFiles(written.prefix, (*kept, *new.ranges))
 
 
 def read_rows(folder: Path, replay_buffer: ReplayBuffer, written: RowFiles) -> None:
-    """
-    Read the rows of a replay buffer.
-
-    :param replay_buffer: an empty replay buffer like the one that was written
-    :raises ValueError: a file is damaged, or holds rows of another replay buffer
-    """
+    """Read the rows of a replay buffer."""
     for (first, last), name in zip(written.ranges, written.names, strict=True):
         with open_checked_zip(folder / name, "zip") as archive:
-            read_columns(archive, columns(replay_buffer), _slice(first, last, replay_buffer.buffer_size))
-
-
-def _pieces(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that do not cross the end of the replay buffer."""
-    while first < last:
-        end = min(last, (first // size + 1) * size)
-        yield first, end
-        first = end
-
-
-def _slice(first: int, last: int, size: int) -> slice:
-    """Return where a range of rows lies in the replay buffer."""
-    return slice(first % size, first % size + last - first)
+            read_columns(archive, columns(replay_buffer), first, last)

@@ -44,13 +44,7 @@ class _SealingWriter(io.RawIOBase):
 
 @contextlib.contextmanager
 def write_sealed_zip(path: SavePath, suffix: str) -> Iterator[zipfile.ZipFile]:
-    """
-    Open a zip file for writing. It gets a checksum, and appears at its path as a whole or not at all.
-
-    :param suffix: suffix for names without one, without the dot
-    :return: the zip file; its members are not compressed
-    :raises OSError: the file cannot be written, or the disk is full; an old file is untouched
-    """
+    """Open a zip file for writing. It gets a checksum, and appears at its path as a whole or not at all."""
     with (
         open_for_saving(path, suffix) as file,
         zipfile.ZipFile(_SealingWriter(file), "w") as archive,
@@ -65,8 +59,6 @@ class CheckedZip:
     A zip file whose checksum and total size are checked.
 
     Members are read by their exact names and never extracted, so their names, types and permissions do not matter.
-
-    :raises FileRefused: the file is damaged or would grow too large
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -96,40 +88,21 @@ class CheckedZip:
             if _sha256(file, start, size - len(comment)) != comment[len(_SEAL) :]:
                 raise FileRefused(f"{name} is damaged: it does not match its checksum")
 
-    def read(self, member: str, max_size: int | None = None) -> bytes:
-        """
-        Read a member.
-
-        :param max_size: largest allowed size in bytes; None: any size
-        :raises FileRefused: it is missing, damaged or too large
-        """
-        with refusing(self.name):
-            size = self.members[member].file_size
-            if max_size is not None and size > max_size:
-                raise FileRefused(f"{self.name} is too large: {member} has {size} bytes, expected at most {max_size}")
-            return self._archive.read(member)
+    def read(self, member: str) -> bytes:
+        """Read a member."""
+        with self.open(member) as file:
+            return file.read()
 
     @contextlib.contextmanager
     def open(self, member: str) -> Iterator[BinaryIO]:
-        """
-        Open a member for reading.
-
-        :raises FileRefused: it is missing or damaged
-        """
+        """Open a member for reading."""
         with refusing(self.name), self._archive.open(member) as file:
             yield file  # type: ignore[misc]
 
 
 @contextlib.contextmanager
 def open_checked_zip(path: SavePath, suffix: str) -> Iterator[CheckedZip]:
-    """
-    Open a zip file for reading.
-
-    :param path: path to the file, with or without its suffix, or a file-like object
-    :param suffix: the suffix, without the dot
-    :raises FileRefused: the file is damaged or would grow too large
-    :raises OSError: the file does not exist or cannot be read
-    """
+    """Open a zip file for reading."""
     with open_for_loading(path, suffix) as file:
         yield CheckedZip(file, name_of(path))
 

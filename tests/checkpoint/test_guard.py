@@ -114,7 +114,7 @@ def test_dead_process_names_its_env(start_method: str, tmp_path: Path) -> None:
 
     env = VecNormalize(SubprocVecEnv([make_env, make_env, make_dying_env], start_method))
     model = TD3X("MlpPolicy", env, **tiny(seed=40))
-    message = r"env 2 \(.*CountingEnv.*, seed 42\) was killed by signal 9 at timestep 12"
+    message = r"env 2 \(seed 42\) was killed by signal 9 at timestep 12"
     with pytest.raises(RuntimeError, match=message):
         model.learn(60, ResumableCheckpoint(tmp_path, 100))
     assert saved_timesteps(tmp_path) == 12

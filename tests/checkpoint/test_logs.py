@@ -33,7 +33,7 @@ def test_tensorboard_continues_without_gaps_or_repeats(interrupted: Path, tmp_pa
     model = TD3X.resume(interrupted, counting_vec_env(1), device="cpu")
     model.learn(40, ResumableCheckpoint(interrupted, 25, exact=True), log_interval=1, reset_num_timesteps=False)
 
-    events = EventAccumulator(str(tmp_path / "tensorboard/TD3X_1"), purge_orphaned_data=False).Reload()
+    events = EventAccumulator(str(tmp_path / "tensorboard/TD3X_1")).Reload()
     steps = [event.step for event in events.Scalars("rollout/ep_rew_mean")]
     assert steps == sorted(set(steps))
     assert len(steps) == model._episode_num

@@ -40,10 +40,10 @@ def test_callbacks_continue(tmp_path: Path) -> None:
     assert evaluated_at(tmp_path) == [10, 20, 30]
 
     evaluator, solved = resumed = callbacks()
-    resume_and_train(folder, counting_vec_env(1), 28, CallbackList(resumed), save_freq=25, exact=True)
+    resume_and_train(folder, counting_vec_env(1), 38, CallbackList(resumed), save_freq=25, exact=True)
     assert isinstance(solved, StopWhenSolved)
-    assert evaluator.n_calls == 28
-    assert evaluated_at(tmp_path) == [10, 20]
+    assert evaluator.n_calls == 38
+    assert evaluated_at(tmp_path) == [10, 20, 30]
     assert len(solved.returns) == solved.returns.maxlen == 5
 
 

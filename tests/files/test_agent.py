@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import hostile
 import numpy as np
 import pytest
@@ -254,22 +253,6 @@ def test_replay_buffer_in_the_agent_s_file() -> None:
     assert TD3X.load(io.BytesIO(file.getvalue()), trusted=True).num_timesteps == 10
 
 
-class WithNote(TD3X):
-    """An algorithm with a further attribute."""
-
-    note: Any = None
-
-
-def test_large_attributes_need_trust() -> None:
-    model = WithNote("MlpPolicy", CountingEnv(), **tiny())
-    model.note = np.zeros(13 * 2**20, np.uint8)
-    with pytest.warns(UserWarning, match="will load with trusted=True only: its attributes are large"):
-        file = zip_of(model)
-    with pytest.raises(ValueError, match=r"too large.*TD3X\.load takes it with trusted=True"):
-        WithNote.load(file)
-    np.testing.assert_array_equal(WithNote.load(file, trusted=True).note, model.note)
-
-
 class WithTemperature(TD3X):
     """An algorithm with a further tensor."""
 
@@ -308,12 +291,3 @@ def test_reading_agrees_with_sb3(good_sb3: bytes) -> None:
     for name, value in ours.items():
         assert repr(value) == repr(theirs[name]), name
         assert type(value) is type(theirs[name])
-
-
-@pytest.mark.lowest_sb3
-def test_space_of_gym_becomes_gymnasium_s(good_sb3: bytes) -> None:
-    """Agents of SB3 before version 2 are read without Gym."""
-    for space in (spaces.Box(-2, 1, (3,)), spaces.Box(0, 255, (2, 2), np.uint8)):
-        pickled = cloudpickle.dumps(space).replace(b"\x8c\x14gymnasium.spaces.box", b"\x8c\x0egym.spaces.box")
-        assert b"gymnasium" not in pickled
-        assert attributes_of(hostile.with_pickle(good_sb3, "anything", pickled))["anything"] == space

@@ -112,7 +112,7 @@ def test_killed_run_is_resumed_exactly(tmp_path: Path) -> None:
         assert [row.rsplit(",", 1)[0] for row in rows[0]] == [row.rsplit(",", 1)[0] for row in rows[1]]
     steps = []
     for folder in (whole, killed):
-        events = EventAccumulator(str(folder / f"tb/{ENV}/TD3X_1"), purge_orphaned_data=False).Reload()
+        events = EventAccumulator(str(folder / f"tb/{ENV}/TD3X_1")).Reload()
         steps.append([event.step for event in events.Scalars("eval/mean_reward")])
     assert steps[1] == steps[0] == [400, 800, 1200, 1600]
 
