@@ -1,7 +1,7 @@
 """Policy checkpoints: which policy of a training plays, by the returns of its episodes (TD7, Fujimoto et al. 2023)."""
 
 import math
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from sb3_td3x.files.records import check_number, register_object
 
 def _build(state: dict[str, Any]) -> "Assessment":
     numbers = {name: check_number(state[name]) for name in ("best_return", "n_episodes", "n_waiting_updates")}
-    return Assessment(**numbers, episode_returns=map(check_number, state["episode_returns"]))
+    return Assessment(**numbers, episode_returns=[*map(check_number, state["episode_returns"])])
 
 
 @register_object(
     *("best_return", "n_episodes", "n_waiting_updates", "episode_returns", "_returns", "_is_whole"), build=_build
 )
+@dataclass
 class Assessment:
     """
     The returns of the whole episodes that the current policy has played in the training, in all envs together. Episodes
@@ -28,20 +29,13 @@ class Assessment:
     :param episode_returns: returns of the current policy
     """
 
-    def __init__(
-        self,
-        best_return: float = -math.inf,
-        n_episodes: int = 0,
-        n_waiting_updates: int = 0,
-        episode_returns: Iterable[float] = (),
-    ):
-        self.best_return = best_return
-        self.n_episodes = n_episodes
-        self.n_waiting_updates = n_waiting_updates
-        self.episode_returns = list(episode_returns)
-        # Of the running episodes, (n_envs,): their returns so far, and whether all their steps were this policy's
-        self._returns = np.zeros(())
-        self._is_whole = np.zeros((), dtype=bool)
+    best_return: float = -math.inf
+    n_episodes: int = 0
+    n_waiting_updates: int = 0
+    episode_returns: list[float] = field(default_factory=list)
+    # Of the running episodes, (n_envs,): their returns so far, and whether all their steps were this policy's
+    _returns: np.ndarray = field(default_factory=lambda: np.zeros(()), init=False, repr=False)
+    _is_whole: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=bool), init=False, repr=False)
 
     def add(self, rewards: np.ndarray, starts: np.ndarray, dones: np.ndarray) -> None:
         """

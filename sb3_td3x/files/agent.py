@@ -244,7 +244,8 @@ def read_agent(
     given = {name: value for name, value in (arguments or {}).items() if name in known - is_plain}
     given.update((name, value) for name, value in (custom_objects or {}).items() if name in known)
     with refusing(agent.name):
-        needed = [name for name in agent.data if name not in unsaved | given.keys()]
+        # An attribute must not hide a method
+        needed = [it for it in agent.data if it not in unsaved | given.keys() and not _is_method(type(model), it)]
         # The constructor does not set `n_envs` without an env
         attributes = {"n_envs": 1, **_read_attributes(agent, needed, trusted), **given}
         _check_attributes(attributes, agent.name)

@@ -13,7 +13,6 @@ A file can name a class, or hold an object of it, only if the class is registere
 
 import base64
 import enum
-import functools
 import math
 import pathlib
 import re
@@ -37,9 +36,7 @@ from torch import nn
 
 _TYPE = "__type__"
 
-# Types for ``check_type``
 Number = int | float | np.integer | np.floating
-Numbers = Number | np.ndarray | list
 
 State = dict[str, Any]
 AnyClass = TypeVar("AnyClass", bound=type)
@@ -125,7 +122,7 @@ def build_object(name: str, state: Any) -> Any:
     try:
         if entry.build is not None:
             return entry.build(check_type(state, dict))
-        return entry.cls(**{attribute: check_type(state[attribute], Number) for attribute in entry.attributes})
+        return entry.cls(**{attribute: check_number(state[attribute]) for attribute in entry.attributes})
     except Exception as error:  # constructors raise any exception if their arguments are wrong
         raise ValueError(f"it holds no {name} ({type(error).__name__}: {error})"[:250]) from None
 
@@ -135,6 +132,20 @@ def check_type(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{type(value).__name__} is not allowed")
     return value
+
+
+def check_number(value: Any) -> Any:
+    """Return a value from a file if it is a number."""
+    if isinstance(value, bool) or not isinstance(value, Number):
+        raise TypeError(f"{type(value).__name__} is no number")
+    return value
+
+
+def _numbers(value: Any) -> Any:
+    """Return a value from a file if it is a number, an array of numbers or a list of numbers."""
+    if isinstance(value, list):
+        return [check_number(entry) for entry in value]
+    return value if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" else check_number(value)
 
 
 # Classes of SB3, PyTorch, NumPy and Gymnasium
@@ -153,49 +164,116 @@ for _named in (
     register_class(_named)
 
 
-# Types of the attributes of further classes. Those that may be None are missing in some versions
-_SPACE = {"_shape": tuple | None, "dtype": np.dtype | None, "_np_random": np.random.Generator | None}
-_FOREIGN: dict[type, dict[str, Any]] = {
-    spaces.Box: {
-        **_SPACE,
-        **dict.fromkeys(("low", "high", "bounded_below", "bounded_above"), np.ndarray),
-        **dict.fromkeys(("low_repr", "high_repr"), str | None),
-    },
-    spaces.Discrete: {**_SPACE, "n": int | np.integer, "start": int | np.integer | None},
-    spaces.MultiDiscrete: {**_SPACE, "nvec": np.ndarray, "start": np.ndarray | None},
-    spaces.MultiBinary: {**_SPACE, "n": int | np.integer | np.ndarray | tuple},
-    spaces.Dict: {**_SPACE, "spaces": dict, "sort_keys": bool | None},
-    noise.NormalActionNoise: {"_mu": Numbers, "_sigma": Numbers, "_dtype": type},
-    noise.OrnsteinUhlenbeckActionNoise: {
-        **{"_theta": Number, "_mu": Numbers, "_sigma": Numbers, "_dt": Number, "_dtype": type},
-        **{"initial_noise": Numbers | None, "noise_prev": Numbers},
-    },
-    noise.VectorizedActionNoise: {"n_envs": int, "_base_noise": noise.ActionNoise, "_noises": list},
-    RunningMeanStd: {"mean": np.ndarray | np.floating, "var": np.ndarray | np.floating, "count": Number},
-}
+def _with_generator(space: spaces.Space, state: State) -> spaces.Space:
+    """Give a space the random generator that it had."""
+    space._np_random = check_type(state.get("_np_random"), np.random.Generator | None)
+    return space
 
 
-def _restore(cls: type, state: State) -> Any:
-    """Make an object as pickle does, without its constructor, but with attributes of the right types."""
-    for name, kind in _FOREIGN[cls].items():
-        check_type(state.get(name), kind)
-    made: Any = object.__new__(cls)
-    # Gymnasium completes what older versions of its spaces lack
-    getattr(made, "__setstate__", vars(made).update)({name: state[name] for name in _FOREIGN[cls] if name in state})
+def _box(state: State) -> spaces.Space:
+    low, high = (check_type(_numbers(state[name]), np.ndarray) for name in ("low", "high"))
+    space = spaces.Box(low, high, dtype=np.dtype(state["dtype"]).type)
+    for name in ("bounded_below", "bounded_above"):
+        # Integers cannot express an infinite bound
+        bounded = check_type(state.get(name, getattr(space, name)), np.ndarray)
+        if bounded.shape != low.shape or bounded.dtype != bool:
+            raise ValueError(f"{name} does not fit")
+        setattr(space, name, bounded)
+    for name in ("low_repr", "high_repr"):
+        if hasattr(space, name) and name in state:
+            setattr(space, name, check_type(state[name], str | None))
+    return _with_generator(space, state)
+
+
+def _discrete(state: State) -> spaces.Space:
+    dtype = np.dtype(state.get("dtype", np.int64))
+    # Some versions of Gymnasium lack this argument
+    kwargs: Any = {} if dtype == np.int64 else {"dtype": dtype}
+    return _with_generator(spaces.Discrete(int(state["n"]), start=int(state.get("start", 0)), **kwargs), state)
+
+
+def _multi_discrete(state: State) -> spaces.Space:
+    kwargs = {"start": state["start"]} if "start" in state else {}
+    return _with_generator(spaces.MultiDiscrete(state["nvec"], dtype=np.dtype(state["dtype"]).type, **kwargs), state)
+
+
+def _dict_space(state: State) -> spaces.Space:
+    entries = {check_type(key, str): check_type(entry, spaces.Space) for key, entry in state["spaces"].items()}
+    space = spaces.Dict(entries)
+    # Gymnasium may sort the keys; the networks' inputs have the order in the file
+    space.spaces = entries
+    if hasattr(space, "sort_keys") and "sort_keys" in state:
+        space.sort_keys = check_type(state["sort_keys"], bool)
+    return _with_generator(space, state)
+
+
+def _normal_noise(state: State) -> noise.ActionNoise:
+    dtype = np.dtype(state.get("_dtype", np.float32)).type
+    return noise.NormalActionNoise(_numbers(state["_mu"]), _numbers(state["_sigma"]), dtype)
+
+
+def _ou_noise(state: State) -> noise.ActionNoise:
+    initial_noise = state["initial_noise"]
+    made = noise.OrnsteinUhlenbeckActionNoise(
+        _numbers(state["_mu"]),
+        _numbers(state["_sigma"]),
+        check_number(state["_theta"]),
+        check_number(state["_dt"]),
+        None if initial_noise is None else _numbers(initial_noise),
+        np.dtype(state.get("_dtype", np.float32)).type,
+    )
+    made.noise_prev = _numbers(state["noise_prev"])
+    np.broadcast_shapes(*map(np.shape, (made.noise_prev, made._mu, made._sigma)))
     return made
 
 
-for _cls, _kinds in _FOREIGN.items():
-    register_object(*_kinds, build=functools.partial(_restore, _cls))(_cls)
-for _enum in (TrainFrequencyUnit, GoalSelectionStrategy):
-    register_object("value", build=functools.partial(lambda cls, state: cls(state["value"]), _enum))(_enum)
-register_object("val")(ConstantSchedule)
-register_object("start", "end", "end_fraction")(LinearSchedule)
-register_object(
-    "frequency",
-    "unit",
-    build=lambda state: TrainFreq(check_type(state["frequency"], int), check_type(state["unit"], TrainFrequencyUnit)),
-)(TrainFreq)
+def _vectorized_noise(state: State) -> noise.ActionNoise:
+    base_noise = check_type(state["_base_noise"], noise.NormalActionNoise | noise.OrnsteinUhlenbeckActionNoise)
+    noises = [check_type(each, type(base_noise)) for each in check_type(state["_noises"], list)]
+    if not noises or len(noises) != state["n_envs"]:
+        raise ValueError("n_envs does not fit")
+    made = noise.VectorizedActionNoise(base_noise, 1)
+    # The setters would start new noise processes
+    made.n_envs, made._noises = len(noises), noises
+    return made
+
+
+def _running_mean_std(state: State) -> RunningMeanStd:
+    made = RunningMeanStd()
+    made.mean, made.var = (np.asarray(_numbers(state[name]), dtype=np.float64) for name in ("mean", "var"))
+    made.count = check_number(state["count"])
+    if made.mean.shape != made.var.shape:
+        raise ValueError("mean and var do not fit")
+    return made
+
+
+def _train_freq(state: State) -> TrainFreq:
+    return TrainFreq(check_type(state["frequency"], int), check_type(state["unit"], TrainFrequencyUnit))
+
+
+_SPACE = ("_shape", "dtype", "_np_random")
+_BOX = ("low", "high", "bounded_below", "bounded_above", "low_repr", "high_repr")
+_NOISE = ("_mu", "_sigma", "_dtype")
+_OBJECTS: tuple[tuple[type, tuple[str, ...], Callable[[State], Any] | None], ...] = (
+    (spaces.Box, (*_SPACE, *_BOX), _box),
+    (spaces.Discrete, (*_SPACE, "n", "start"), _discrete),
+    (spaces.MultiDiscrete, (*_SPACE, "nvec", "start"), _multi_discrete),
+    (spaces.MultiBinary, (*_SPACE, "n"), lambda state: _with_generator(spaces.MultiBinary(state["n"]), state)),
+    (spaces.Dict, (*_SPACE, "spaces", "sort_keys"), _dict_space),
+    (noise.NormalActionNoise, _NOISE, _normal_noise),
+    (noise.OrnsteinUhlenbeckActionNoise, (*_NOISE, "_theta", "_dt", "initial_noise", "noise_prev"), _ou_noise),
+    (noise.VectorizedActionNoise, ("n_envs", "_base_noise", "_noises"), _vectorized_noise),
+    (ConstantSchedule, ("val",), None),
+    (LinearSchedule, ("start", "end", "end_fraction"), None),
+    (RunningMeanStd, ("mean", "var", "count"), _running_mean_std),
+    (TrainFreq, ("frequency", "unit"), _train_freq),
+    (TrainFrequencyUnit, ("value",), lambda state: TrainFrequencyUnit(state["value"])),
+    (GoalSelectionStrategy, ("value",), lambda state: GoalSelectionStrategy(state["value"])),
+)
+for _cls, _attributes, _build in _OBJECTS:
+    # Agents of SB3 before version 2 have spaces of Gym
+    _gym_path = path_of(_cls).replace("gymnasium.", "gym.", 1)
+    register_object(*_attributes, build=_build, aliases=(_gym_path,))(_cls)
 
 
 # Objects to records

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import hostile
 import numpy as np
 import pytest
@@ -291,3 +292,17 @@ def test_reading_agrees_with_sb3(good_sb3: bytes) -> None:
     for name, value in ours.items():
         assert repr(value) == repr(theirs[name]), name
         assert type(value) is type(theirs[name])
+
+
+@pytest.mark.lowest_sb3
+def test_space_of_gym_becomes_gymnasium_s(good_sb3: bytes) -> None:
+    """Agents of SB3 before version 2 are read without Gym."""
+    for space in (spaces.Box(-2, 1, (3,)), spaces.Box(0, 255, (2, 2), np.uint8)):
+        pickled = cloudpickle.dumps(space).replace(b"\x8c\x14gymnasium.spaces.box", b"\x8c\x0egym.spaces.box")
+        assert b"gymnasium" not in pickled
+        assert attributes_of(hostile.with_pickle(good_sb3, "anything", pickled))["anything"] == space
+
+
+def test_attributes_do_not_hide_methods(good: bytes) -> None:
+    model = TD3X.load(io.BytesIO(hostile.with_data(good, predict=1, action_noise_scale=1)))
+    assert callable(model.predict)
