@@ -680,6 +680,23 @@ def check_replay_buffer_arguments(model: Any) -> None:
         )
 
 
+def check_shaping(model: Any, hook: RewardShaping) -> None:
+    """
+    Check that a replay buffer can store what a shaping hook returns.
+
+    :param model: the ``TD3X``
+    :raises ValueError: it computes rewards itself, or does not know time-outs
+    """
+    buffer_class = model.replay_buffer_class or ReplayBuffer
+    if issubclass(buffer_class, HerReplayBuffer):
+        raise ValueError(
+            f"reward_shaping={model.reward_shaping!r} is not allowed with {buffer_class.__name__}, "
+            "which computes rewards from goals"
+        )
+    if hook.changes_terminations:
+        check_terminations_can_be_stored(model.replay_buffer, hook)
+
+
 def check_terminations_can_be_stored(replay_buffer: ReplayBuffer, hook: RewardShaping) -> None:
     """
     Check that a replay buffer knows time-outs, which a hook that changes terminations needs.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import TD3, HerReplayBuffer
+from stable_baselines3 import TD3
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -26,6 +26,7 @@ from sb3_td3x.assessment import Assessment
 from sb3_td3x.buffers import (
     can_be_sampled,
     check_replay_buffer_arguments,
+    check_shaping,
     check_terminations_can_be_stored,
     end_open_episodes,
     make_replay_buffer,
@@ -271,6 +272,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         if self._is_updated:
             self._is_updated = False
             return
+        if self._rollout_timesteps > 0:
+            self._logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
         if self.policy_checkpoint_episodes > 0:
             n_episodes = self.policy_checkpoint_episodes if self._current_progress_remaining <= 0.25 else 1
             is_best, gradient_steps = self._assessment.decide(gradient_steps, n_episodes)
@@ -288,10 +291,7 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         )
         with_actor = self._count_updates(gradient_steps)
         self._learner.train(update, self.replay_buffer, batch_size, self._vec_normalize_env, with_actor)
-
         self._logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        if self._rollout_timesteps > 0:
-            self._logger.record("train/updates_per_env_step", gradient_steps / self._rollout_timesteps)
 
     @property
     def logger(self) -> Logger:
@@ -552,12 +552,6 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
         if self.reward_shaping is self._untrusted_reward_shaping:
             check_built_in(self.reward_shaping)
         shaping = make_reward_shaping(self.reward_shaping)
-        buffer_class = self.replay_buffer_class or ReplayBuffer
-        if shaping is not None and issubclass(buffer_class, HerReplayBuffer):
-            raise ValueError(
-                f"reward_shaping={self.reward_shaping!r} is not allowed with {buffer_class.__name__}, "
-                "which computes rewards from goals"
-            )
         if isinstance(self.reward_shaping, dict) and not all(isinstance(key, str) for key in self.reward_shaping):
             # SB3's zip files need strings as keys
             self.reward_shaping = shaping
@@ -566,8 +560,8 @@ class TD3X(KnownArguments, OffPolicyAlgorithm):
 
     def _check_shaping(self) -> None:
         """Check that the replay buffer can store what the shaping hook returns."""
-        if self._shaping is not None and self._shaping.changes_terminations:
-            check_terminations_can_be_stored(self.replay_buffer, self._shaping)
+        if self._shaping is not None:
+            check_shaping(self, self._shaping)
 
     @property
     def replay_buffer(self) -> ReplayBuffer:
