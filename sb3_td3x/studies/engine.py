@@ -64,7 +64,6 @@ def run_study(plan: Plan, study: Path, jobs: int = 1, backend: str = "local", tr
 
 def _do_here(runs: Sequence[Run], jobs: int) -> Generator[Outcome, None, None]:
     """Do runs in threads, which wait for the processes that train and measure."""
-    interrupted.clear()
     with ThreadPool(joblib.effective_n_jobs(jobs)) as pool:
         try:
             yield from pool.imap_unordered(do_run, runs)
@@ -72,6 +71,7 @@ def _do_here(runs: Sequence[Run], jobs: int) -> Generator[Outcome, None, None]:
             interrupted.set()
             pool.terminate()
             pool.join()
+            interrupted.clear()
 
 
 def _do_on_cluster(runs: Sequence[Run], jobs: int) -> Generator[Outcome, None, None]:

@@ -18,11 +18,13 @@ import pytest
 import yaml
 from processes import held_by_another_process
 
+from sb3_td3x.studies import engine
 from sb3_td3x.studies.arms import Arm
 from sb3_td3x.studies.command import _make_parser, _make_plan, main
 from sb3_td3x.studies.engine import run_study
 from sb3_td3x.studies.plan import Evaluation, Plan, Run
 from sb3_td3x.studies.results import read_record, read_results
+from sb3_td3x.studies.run import Outcome, interrupted
 
 ROOT = Path(__file__).parents[2]
 ENV = "StudyPoint-v0"
@@ -243,6 +245,22 @@ def test_length_of_trainings_and_evaluations(tmp_path: Path) -> None:
     # Repeated actions count as env steps
     (tmp_path / "arms.yml").write_text("plain: {env_wrapper: [{rl_zoo3.wrappers.FrameSkip: {skip: 3}}]}\n")
     assert lengths() == ({"Pendulum-v1": 30_000}, {"Pendulum-v1": 1500})
+
+
+def test_one_study_after_another_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the first one does not interrupt the runs of the second one."""
+    seen = []
+
+    def fake_run(run: Run) -> Outcome:
+        seen.append(interrupted.is_set())
+        return Outcome(run)
+
+    monkeypatch.setattr(engine, "do_run", fake_run)
+    for name in ("first", "second"):
+        assert run_study(make_plan("a", "b"), tmp_path / name, jobs=2) == 0
+    assert seen
+    assert not any(seen)
+    assert not interrupted.is_set()
 
 
 def test_one_study_in_a_folder(tmp_path: Path) -> None:
