@@ -9,6 +9,7 @@ from stable_baselines3.td3.policies import TD3Policy
 
 from sb3_td3x import TD3X
 from sb3_td3x.policies import TD3XPolicy
+from sb3_td3x.saving import SavableAlgorithm
 
 # Private methods of SB3 that TD3X overrides, with their parameters
 OVERRIDDEN = {
@@ -59,9 +60,8 @@ def test_sb3s_policy_has_the_method(name: str) -> None:
 
 def test_all_overridden_methods_are_listed() -> None:
     sb3_methods = set(dir(OffPolicyAlgorithm))
-    assert {name for name, value in vars(TD3X).items() if is_private_method(name, value)} & sb3_methods == set(
-        OVERRIDDEN
-    )
+    methods = {**vars(SavableAlgorithm), **vars(TD3X)}
+    assert {name for name, value in methods.items() if is_private_method(name, value)} & sb3_methods == set(OVERRIDDEN)
     own = {
         name for name, value in vars(TD3XPolicy).items() if is_private_method(name, value) or name.startswith("make_")
     }
