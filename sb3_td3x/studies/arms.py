@@ -187,11 +187,19 @@ def check_hyperparams(hyperparams: Mapping[str, Any], algo: str, where: str) -> 
     arguments = [it for it in inspect.signature(zoo_algorithms()[algo].__init__).parameters if it not in _SET_BY_ZOO]
     for name, value in hyperparams.items():
         check_choice(f"{where}: the hyperparameter", name, [*arguments, *_ZOO_KEYS])
-        if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.IGNORECASE):
+        if isinstance(value, str) and _is_number(value):
             raise ValueError(
                 f"{where}: {name}={value!r} is not allowed, expected a number and not text: in YAML 1.0e-3, since 1e-3 "
                 "is text there"
             )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def with_changes(entry: Entry, changes: Entry) -> Entry:

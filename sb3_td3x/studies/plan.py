@@ -152,11 +152,15 @@ def read_plan(study: Path) -> Plan:
         content = json.loads(path.read_text(encoding="utf-8"))
         if (found := content.pop("format")) != FORMAT:
             raise ValueError(f"format {found!r}, expected {FORMAT}")
+        for name in ("arms", "envs", "seeds"):
+            if not content[name]:
+                raise ValueError(f"{name} is empty")
         content["evaluation"] = Evaluation(**content["evaluation"])
         content["arms"] = {name: Arm(**{"name": name, **arm}) for name, arm in content["arms"].items()}
         return Plan(**content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is broken: {error}") from None
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is broken: {reason}") from None
 
 
 def prepare(plan: Plan, study: Path) -> None:

@@ -75,6 +75,21 @@ class RunRecord:
     machine: dict[str, Any]
     reward_threshold: float | None = None
 
+    def check(self) -> None:
+        """
+        Check that the run has a score, and that its lists belong together.
+
+        :raises ValueError: a return is not finite, or lists are empty or differ in length
+        """
+        n_points, n_values = len(self.evaluations["timesteps"]), len(self.evaluations["returns"])
+        if n_points != n_values or not self.final_returns:
+            raise ValueError(
+                f"{len(self.final_returns)} final_returns, evaluations with {n_points} timesteps and {n_values} returns"
+            )
+        for value in np.concatenate([self.final_returns, self.best_returns or [], *self.evaluations["returns"]]):
+            if not math.isfinite(value):
+                raise ValueError(f"a return is {value}: the agent has diverged, or its env gives such rewards")
+
 
 def write_record(record: RunRecord, folder: Path) -> None:
     """
@@ -82,9 +97,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
 
     :raises ValueError: a return is not finite
     """
-    for value in np.concatenate([record.final_returns, record.best_returns or [], *record.evaluations["returns"]]):
-        if not math.isfinite(value):
-            raise ValueError(f"a return is {value}: the agent has diverged, or its env gives such rewards")
+    record.check()
     with atomic_write(folder / RUN_FILE) as file:
         file.write(json.dumps({"format": FORMAT, **asdict(record)}, indent=1).encode())
 
@@ -105,6 +118,7 @@ def read_record(run: Run, folder: Path) -> RunRecord | None:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}, expected {FORMAT}")
         record = RunRecord(**{field.name: content[field.name] for field in fields(RunRecord)})
+        record.check()
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(

@@ -168,6 +168,7 @@ def test_sweep(tmp_path: Path) -> None:
         ("a: {algo: td4x}", "'td4x' is unknown: did you mean 'td3x'"),
         ("a: {algo: ppo, tau: 1}", "a: the hyperparameter 'tau' is unknown"),
         ("a: {learning_rate: 1e-3}", "a: learning_rate='1e-3' is not allowed, expected a number and not text"),
+        ("a: {gamma: nan}", "a: gamma='nan' is not allowed, expected a number and not text"),
         ("a: {algo: null}", "The algorithm None is unknown: expected text"),
         ("a: {1: 2}", "the hyperparameter 1 is unknown: expected text"),
         ("a: {on: 2}", "the hyperparameter True is unknown: expected text"),

@@ -29,6 +29,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('"seed"', '"sead"', "it has no 'seed'"),
         ('"value_estimates"', '"value_estimate"', "it has no 'value_estimates'"),
         ("{", "", "Extra data"),
+        ('"final_returns": [\n  1.0,', '"final_returns": [\n  NaN,', "a return is nan"),
         ('"seed": 1', '"seed": 2', "is another one"),
     ],
 )
@@ -87,7 +88,10 @@ def test_refused_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 failed: see .*failures"):
         read_results(study)
     (study / "study.json").write_text('{"format": 1, "arms": {"a": {}}, "envs": ["Pendulum-v1"]}')
-    with pytest.raises(ValueError, match=r"study\.json is broken: 'evaluation'"):
+    with pytest.raises(ValueError, match=r"study\.json is broken: it has no 'seeds'"):
+        read_results(study)
+    (study / "study.json").write_text('{"format": 1, "arms": {}, "envs": ["Pendulum-v1"], "seeds": [1]}')
+    with pytest.raises(ValueError, match=r"study\.json is broken: arms is empty"):
         read_results(study)
 
 
