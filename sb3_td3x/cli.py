@@ -79,6 +79,9 @@ def _make_parser() -> argparse.ArgumentParser:
     mode.add_argument("--deterministic", dest="deterministic", action="store_true", default=True)
     mode.add_argument("--stochastic", dest="deterministic", action="store_false")
     play.add_argument("--best", action="store_true", help="play the best agent of the evaluations, not the last one")
+    play.add_argument(
+        "--every-step", action="store_true", help="decide at every env step, also if the training repeated actions"
+    )
     play.add_argument("--gym-packages", nargs="+", default=[], help="packages to import, which register envs")
     play.set_defaults(run=_play_folder, errors=FILE_ERRORS)
 
@@ -157,7 +160,8 @@ def _play_folder(args: argparse.Namespace) -> None:
 
     for package in args.gym_packages:
         importlib.import_module(package)
-    play(args.folder, args.n_timesteps, args.render, args.seed, args.deterministic, args.best, args.trusted)
+    options = (args.n_timesteps, args.render, args.seed, args.deterministic, args.best, args.every_step)
+    play(args.folder, *options, args.trusted)
 
 
 def _export_actor(args: argparse.Namespace) -> None:

@@ -61,6 +61,9 @@ def _make_parser() -> argparse.ArgumentParser:
         "--test-episodes", type=at_least(1), help="default: 1,000 in BipedalWalker and LunarLander, else 100"
     )
     publish.add_argument("--jobs", type=at_least(1), default=1, help="processes that play the selection")
+    publish.add_argument(
+        "--every-step", action="store_true", help="let the agents decide at every env step, also after FrameSkip"
+    )
     evaluate = commands.add_parser("evaluate", help="play the test of published agents, and print a table")
     evaluate.add_argument("--env", nargs="+", dest="envs", metavar="ENV", help="these agents only")
     evaluate.add_argument("--episodes", type=at_least(1), help="default: the test of each agent's training.json")
@@ -89,7 +92,9 @@ def _make_parser() -> argparse.ArgumentParser:
 def _publish(args: argparse.Namespace) -> int:
     from sb3_td3x.agents.publish import publish
 
-    folder = publish(args.runs, args.output, args.cpu, args.selection_episodes, args.test_episodes, args.jobs)
+    folder = publish(
+        args.runs, args.output, args.cpu, args.selection_episodes, args.test_episodes, args.jobs, args.every_step
+    )
     size = sum(path.stat().st_size for path in folder.rglob("*"))
     print(f"{folder}: seed {Training.read(folder).published_seed}, {size / 2**20:.2f} MiB")
     return 0

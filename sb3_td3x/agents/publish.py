@@ -55,6 +55,7 @@ def publish(
     selection_episodes: int,
     test_episodes: int | None,
     jobs: int,
+    every_step: bool = False,
 ) -> Path:
     """
     Select, test and publish the agent of an env.
@@ -64,11 +65,16 @@ def publish(
     :param cpu: processor that trained; None: this machine's
     :param selection_episodes: most episodes that a candidate plays in the selection
     :param test_episodes: None: 1,000 where luck decides an episode, else 100
+    :param every_step: whether the agents decide at every env step, though the training repeated actions. What is
+        published does so, too
     :return: folder of the published agent, whose earlier content is replaced
     :raises ValueError: the runs do not belong together, or cannot be published
     """
     runs = [ZooRun(folder) for folder in folders]
     check_alike(runs)
+    if every_step:
+        for run in runs:
+            run.act_at_every_step()
     env = runs[0].env_id
     test_episodes = test_episodes or episodes_of_test(env)
     seeds = [_examine(run, select(run, selection_episodes, jobs), test_episodes, cpu) for run in runs]

@@ -94,6 +94,7 @@ def play(
     seed: int = 0,
     deterministic: bool = True,
     best: bool = False,
+    every_step: bool = False,
     trusted: bool = False,
 ) -> list[float]:
     """
@@ -101,10 +102,13 @@ def play(
 
     :param render: whether to show the env on the screen
     :param best: whether to play the best agent of the evaluations instead of the last one
+    :param every_step: whether to decide at every env step, though the training repeated actions
     :param trusted: whether the run may execute code, see ``ZooRun``
     :raises ValueError: this is not a run's folder, or a file in it is damaged or not safe to read
     """
     run = ZooRun(folder, trusted)
+    if every_step:
+        run.act_at_every_step()
     env = run.make_env(seed=seed, render=render)
     model = run.load_agent(run.best_agent if best else run.last_agent)
     returns: list[float] = []

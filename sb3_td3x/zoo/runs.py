@@ -82,6 +82,9 @@ class ZooRun:
         self.args = read_zoo_yaml(self.args_file, trusted)
         self.algo = self._name_in_args("algo")
         self.env_id = self._name_in_args("env")
+        # Env steps for each timestep that the zoo counted, which was one decision of the agent
+        with refusing(f"env_wrapper in {self.config_file}"):
+            self.action_repeat = action_repeat(self.hyperparams)
 
     def _name_in_args(self, key: str) -> str:
         value = self.args.get(key)
@@ -89,10 +92,12 @@ class ZooRun:
             raise FileRefused(f"{self.args_file} has {key}={reprlib.repr(value)}, expected a name")
         return value
 
-    @property
-    def action_repeat(self) -> int:
-        """Env steps for each timestep that the zoo counts, which is one decision of the agent."""
-        return action_repeat(self.hyperparams)
+    def act_at_every_step(self) -> None:
+        """Play without repeating actions, though the training did."""
+        self.hyperparams["env_wrapper"] = [
+            {path: {**(kwargs or {}), **({_REPEATING_WRAPPERS[path]: 1} if path in _REPEATING_WRAPPERS else {})}}
+            for path, kwargs in named_in(self.hyperparams.get("env_wrapper"))
+        ]
 
     @property
     def normalize_kwargs(self) -> dict[str, Any] | None:

@@ -26,7 +26,8 @@ from sb3_td3x.agents.publish import (
     training_seconds,
     write_networks,
 )
-from sb3_td3x.agents.training import SELECTION_SEED, Seed, Training, best_candidate, find_agents, to_json
+from sb3_td3x.agents.training import SELECTION_SEED, TEST_SEED, Seed, Training, best_candidate, find_agents, to_json
+from sb3_td3x.studies.measure import play_test
 from sb3_td3x.zoo.play import play
 from sb3_td3x.zoo.runs import ZooRun
 
@@ -64,6 +65,19 @@ def test_layout(published: Path) -> None:
         assert seed.training_seconds > 0
     assert yaml.safe_load((folder / ENV / "args.yml").read_text())["log_folder"] == "logs"
     check_portable(folder)
+
+
+def test_agents_that_decide_at_every_step(runs: list[Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(runs[0], tmp_path / f"{ENV}_1"))
+    wrapper = "rl_zoo3.wrappers.FrameSkip"
+    change(run / ENV / "config.yml", env_wrapper=[{wrapper: {"skip": 2}}])
+    options = ["-o", str(tmp_path), "--selection-episodes", "1", "--test-episodes", "1", "--every-step"]
+    assert main(["publish", str(run), *options]) == 0
+    (folder,) = find_agents(tmp_path)
+    assert ZooRun(folder).hyperparams["env_wrapper"] == [{wrapper: {"skip": 1}}]
+    training = Training.read(folder)
+    assert training.published.timesteps == 2 * 240
+    assert play_test(ZooRun(folder), folder / f"{ENV}.zip", 1, TEST_SEED) == training.published.test_returns
 
 
 def test_the_worse_half_of_the_candidates_drops_out(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

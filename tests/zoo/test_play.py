@@ -29,6 +29,13 @@ def test_prints_returns(run_folder: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "4 episodes, mean return 10.50 +/- 4.50" in output
 
 
+def test_every_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(folder, "config.yml", env_wrapper="rl_zoo3.wrappers.FrameSkip")
+    for options, returns in ([], "3 episodes, mean return 12.00"), (["--every-step"], "1 episodes, mean return 15.00"):
+        assert main(["play", str(folder), "-n", "5", *options]) == 0
+        assert returns in capsys.readouterr().out
+
+
 def test_no_episode_ends(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", str(run_folder), "-n", "3"]) == 0
     assert capsys.readouterr().out == "No episode ended; return so far 6.00\n"

@@ -83,6 +83,21 @@ class TestFolder:
 
 
 class TestEnv:
+    def test_decides_at_every_step(self, folder: Path) -> None:
+        wrappers = [{"rl_zoo3.wrappers.FrameSkip": {"skip": 3}}, "gymnasium.wrappers.ClipAction"]
+        change(folder, "config.yml", normalize=False, env_wrapper=wrappers)
+        run = ZooRun(folder)
+        for expected in (6.0, 1.0):
+            env = run.make_env()
+            env.reset()
+            # Rewards 1, 2, 3, ...
+            _, rewards, _, _ = env.step(np.zeros((1, *env.action_space.shape)))
+            assert rewards == [expected]
+            assert env.env_is_wrapped(gym.wrappers.ClipAction) == [True]
+            # Its timesteps were decisions in any case
+            assert run.action_repeat == 3
+            run.act_at_every_step()
+
     def test_copies_seeds_and_frames(self, folder: Path) -> None:
         change(folder, "args.yml", env="Pendulum-v1", env_kwargs={"g": 1.0})
         change(folder, "config.yml", normalize=False, frame_stack=2)
