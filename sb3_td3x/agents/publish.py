@@ -5,8 +5,8 @@ Of each run, which is one seed, the candidates (the last agent, ``best_model.zip
 play the selection, and the winner plays the test once. The agent of the seed that is best in the selection is
 published, with the returns of all seeds in ``training.json``.
 
-What is published holds no pickle and no path of this machine. The zip has the networks only: no replay buffer and no
-optimizer state, and the target networks equal the networks.
+What is published holds no path of this machine, and no pickle but the zoo's ``vecnormalize.pkl``. The zip has the
+networks only: no replay buffer and no optimizer state, and the target networks equal the networks.
 """
 
 import math
@@ -92,9 +92,14 @@ def episodes_of_test(env: str) -> int:
 
 
 def candidates(run: ZooRun) -> list[str]:
-    """Return the file names of a run's agents, the last first: each once, and none without training."""
+    """
+    Return the file names of a run's agents, the last first: each once, and none without training.
+
+    With ``VecNormalize`` the last agent is the only one, since the zoo keeps only the newest statistics.
+    """
+    earlier = [] if run.normalize_kwargs is not None else [run.best_agent, *run.saved_agents().values()]
     names: dict[tuple[int, int], str] = {}
-    for path in (run.last_agent, run.best_agent, *run.saved_agents().values()):
+    for path in (run.last_agent, *earlier):
         data = agent_data(path)
         if data.get("_n_updates", 0) > 0:
             names.setdefault((data["num_timesteps"], data["_n_updates"]), path.name)

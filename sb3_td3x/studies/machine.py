@@ -7,7 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "Box2D", "torch", "numpy")
+_PACKAGES = (
+    *("sb3-td3x", "stable-baselines3", "sb3-contrib", "rl-zoo3"),
+    *("gymnasium", "Box2D", "mujoco", "torch", "numpy"),
+)
 
 
 def machine(packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:

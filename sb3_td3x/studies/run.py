@@ -181,8 +181,10 @@ def _measure(run: Run) -> None:
     # Agents of other algorithms are pickles, but the study has just trained them itself
     trained = ZooRun(run.unfinished, trusted=run.trusted or run.algo != ALGO)
     test = settings.final_episodes, settings.final_seed
-    # Before the first update an evaluation says nothing about the training
-    has_best = measure.agent_data(trained.best_agent).get("_n_updates", 0) > 0
+    # Before the first update an evaluation says nothing about the training. With VecNormalize the zoo keeps only
+    # the newest statistics, which are the last agent's
+    has_updates = measure.agent_data(trained.best_agent).get("_n_updates", 0) > 0
+    has_best = has_updates and trained.normalize_kwargs is None
     here = machine()
     record = RunRecord(
         arm=run.arm,

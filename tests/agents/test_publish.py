@@ -109,6 +109,14 @@ def test_an_agent_without_training_is_no_candidate(runs: list[Path], tmp_path: P
     assert "best_model.zip" not in names
 
 
+def test_with_vec_normalize_the_last_agent_is_the_only_candidate(runs: list[Path], tmp_path: Path) -> None:
+    """The zoo keeps only the newest statistics."""
+    run = Path(shutil.copytree(runs[0], tmp_path / f"{ENV}_1"))
+    assert len(candidates(ZooRun(run))) == 3
+    change(run / ENV / "config.yml", normalize="dict(norm_reward=False)")
+    assert candidates(ZooRun(run)) == [f"{ENV}.zip"]
+
+
 def test_tests_are_longer_where_luck_decides() -> None:
     assert episodes_of_test("BipedalWalkerHardcore-v3") == episodes_of_test("LunarLanderContinuous-v3") == 1000
     assert episodes_of_test(ENV) == 100

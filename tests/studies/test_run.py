@@ -11,6 +11,8 @@ import pytest
 import study_env
 import yaml
 from processes import held_by_another_process
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 from study_folders import make_record
 
 from sb3_td3x import TD3X
@@ -176,3 +178,18 @@ def test_an_agent_that_has_learned_nothing_is_never_the_best(run: Run) -> None:
     record = read_record(run, run.folder)
     assert record is not None
     assert record.best_returns is None
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_best_agent_needs_its_own_statistics(run: Run, normalize: bool) -> None:
+    """The zoo keeps only the newest statistics of ``VecNormalize``."""
+    write_training(run)
+    best = TD3X("MlpPolicy", gym.make(ENV), policy_kwargs={"net_arch": [8]}, learning_starts=10, seed=0)
+    best.learn(20)
+    best.save(run.unfinished / "best_model.zip")
+    (run.unfinished / ENV / "config.yml").write_text(yaml.safe_dump({"policy": "MlpPolicy", "normalize": normalize}))
+    VecNormalize(make_vec_env(ENV)).save(str(run.unfinished / ENV / "vecnormalize.pkl"))
+    assert do_run(run).error is None
+    record = read_record(run, run.folder)
+    assert record is not None
+    assert (record.best_returns is None) == normalize
