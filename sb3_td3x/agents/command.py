@@ -44,7 +44,7 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     publish = commands.add_parser(
         "publish",
-        help="select the best agent of several seeds, test it, and write it without paths and the training's state",
+        help="select the best agent of several seeds, test it, and write it without paths of the machine",
         description="Takes finished runs of `rl_zoo3.train --algo td3x` in one env, with the same settings and a seed "
         "each. Run it on the machine that trained, or give --cpu.",
     )

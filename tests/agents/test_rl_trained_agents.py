@@ -24,7 +24,7 @@ FOLDERS = [pytest.param(folder, id=folder.name) for folder in find_agents(AGENTS
 QUICK = [
     pytest.param(folder, id=folder.name) for folder in find_agents(AGENTS) if folder.name.startswith(("Pend", "Mount"))
 ]
-MAX_SIZE = 10 * 2**20
+MAX_SIZE = 10_000_000
 
 
 def test_there_are_agents() -> None:
