@@ -13,7 +13,7 @@ MAX_PICKLE_GROWTH = 64
 
 # `config.yml` and `args.yml` in the folder of a run. Values that refer to each other can stand for exponentially many,
 # and the time for nested lists grows with the square of their number
-MAX_YAML_BYTES = 2**16
+MAX_YAML_BYTES = 2**15
 MAX_YAML_ALIASES = 20
 MAX_YAML_BRACKETS = 1000
 

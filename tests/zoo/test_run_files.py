@@ -56,13 +56,13 @@ LARGE_YAML = {
     + "x: !!python/object/apply:collections.OrderedDict [[[*l14, 1]]]\n",
     "merged": aliases("{a: 1}", "{{<<: [{}]}}"),
     "bytes": "a: 1" + ":1" * 2**17,
-    "nested lists": "a: " + "[" * 60_000,
-    "nested dictionaries": "a: " + "{" * 60_000,
+    "nested lists": "a: " + "[" * 30_000,
+    "nested dictionaries": "a: " + "{" * 30_000,
 }
 # Not refused, or for another reason
 LONG_YAML = {
-    "values": f"a: [{'1,' * 32_000}]\n",
-    "number": "a: 1" + ":1" * 32_000,
+    "values": f"a: [{'1,' * 16_000}]\n",
+    "number": "a: 1" + ":1" * 16_000,
     "itself": "a: &a [*a]\n",
     "few aliases": aliases("!!python/tuple [1]", "!!python/tuple [{}]", 2) + "? *l2\n: 1\n",
 }
