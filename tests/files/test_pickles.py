@@ -104,7 +104,7 @@ MEMORY_EATERS = {
     "same part in many places": pickle.dumps(hostile.nested([0], 12, 10)),
     "same array in many places": pickle.dumps([hostile.Array(bytes(2**20))] * 10_000),
     "many operations": b"\x80\x04" + b"N0" * 500_000 + b"N.",
-    "many lists": b"\x80\x04(" + b"]" * 100_000 + b"t.",
+    "many lists": b"\x80\x04(" + b"]" * 200_000 + b"t.",
     "keys of one hash": pickle.dumps([dict.fromkeys([number * (2**61 - 1)]) for number in range(20_000)]),
 }
 
