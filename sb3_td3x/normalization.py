@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.td3.policies import Actor
 
 
 class BatchNormalizer:
@@ -62,3 +65,35 @@ class BatchNormalizer:
     def _statistics(self, key: str | None) -> Any:
         """Return the running mean and variance of the observations of a key."""
         return self.env.obs_rms if key is None else self.env.obs_rms[key]
+
+
+def check_renormalizable(actor: Actor, env: VecNormalize) -> None:
+    """
+    Check that ``renormalize`` can change an actor.
+
+    :raises ValueError: it does not take the observations as they are
+    """
+    extractor = type(actor.features_extractor)
+    if env.norm_obs and not issubclass(extractor, FlattenExtractor):
+        raise ValueError(
+            "norm_obs=True of VecNormalize is not allowed with policy_checkpoint_episodes > 0 and "
+            f"features_extractor_class={extractor.__name__}, expected FlattenExtractor, or norm_obs=False"
+        )
+
+
+def renormalize(actor: Actor, old: RunningMeanStd, new: RunningMeanStd, epsilon: float) -> None:
+    """
+    Change an actor's first layer so that, for the same observations of the env, it acts on those that ``new``
+    normalizes as it did on those that ``old`` normalizes. This is exact where ``clip_obs`` changes nothing.
+
+    :param old: statistics of ``VecNormalize`` that the actor is for
+    :param new: statistics that it is to be for
+    :param epsilon: that of ``VecNormalize``
+    """
+    layer = next(module for module in actor.modules() if isinstance(module, th.nn.Linear))
+    arrays = (old.mean, np.sqrt(old.var + epsilon), new.mean, np.sqrt(new.var + epsilon))
+    old_mean, old_std, new_mean, new_std = (th.as_tensor(array.ravel(), device=layer.weight.device) for array in arrays)
+    with th.no_grad():
+        weight = layer.weight / old_std
+        layer.bias.add_(weight @ (new_mean - old_mean))
+        layer.weight.copy_(weight * new_std)

@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from copy import deepcopy
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -14,6 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule
 from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
@@ -34,6 +36,7 @@ from sb3_td3x.files.replay import is_known_buffer
 from sb3_td3x.learner.learner import Learner
 from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
+from sb3_td3x.normalization import check_renormalizable, renormalize
 from sb3_td3x.policies import (
     CnnPolicy,
     MlpPolicy,
@@ -124,7 +127,8 @@ class TD3X(KnownArguments, SavableAlgorithm):
         highest so far of the lowest returns in this many whole training episodes, in one episode during the first
         three quarters of a training. Updates wait until it is decided. ``predict``, evaluations and ``to_sb3`` use the
         checkpoint, which ``save`` includes; the training continues with the newest policy. 0: the newest policy plays.
-        Not with ``overlap_updates``.
+        Not with ``overlap_updates``; with observations normalized by ``VecNormalize`` only if the features extractor
+        is ``FlattenExtractor``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -232,6 +236,8 @@ class TD3X(KnownArguments, SavableAlgorithm):
         self._rollout_timesteps = 0
         self._learner = Learner()
         self._assessment = Assessment()
+        # The statistics of `VecNormalize` that the policy checkpoint is for
+        self._checkpoint_statistics: RunningMeanStd | None = None
         # Whether the updates of this rollout were done during its last step
         self._is_updated = False
         self._overlapping_env: OverlappingVecEnv | None = None
@@ -264,7 +270,9 @@ class TD3X(KnownArguments, SavableAlgorithm):
             is_best, gradient_steps = self._assessment.decide(gradient_steps, n_episodes)
             if is_best:
                 self.policy.keep_actor()
+                self._checkpoint_statistics = None
                 self._logger.record("train/checkpoint_return", self._assessment.best_return)
+            self._renormalize_checkpoint()
             if gradient_steps == 0:
                 return
         # Switch to train mode (this affects batch norm / dropout)
@@ -277,6 +285,18 @@ class TD3X(KnownArguments, SavableAlgorithm):
         with_actor = self._count_updates(gradient_steps)
         self._learner.train(update, self.replay_buffer, batch_size, self._vec_normalize_env, with_actor)
         self._logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _renormalize_checkpoint(self) -> None:
+        """Let the policy checkpoint act as before while the statistics of ``VecNormalize`` change."""
+        env = self._vec_normalize_env
+        if env is None or not env.norm_obs:
+            return
+        old, new = self._checkpoint_statistics, cast(RunningMeanStd, env.obs_rms)
+        # Not at each env step: it takes time, and a thousandth more observations change the statistics little
+        if old is not None and new.count > 1.001 * old.count:
+            renormalize(self.policy.playing_actor, old, new, env.epsilon)
+            old = None
+        self._checkpoint_statistics = old or deepcopy(new)
 
     @property
     def logger(self) -> Logger:
@@ -486,6 +506,8 @@ class TD3X(KnownArguments, SavableAlgorithm):
         assert self.env is not None, "You must set the environment before calling learn()"
         self.action_noise = vectorize_noise(self.action_noise, self.env.num_envs)
         self._check_shaping()
+        if self.policy_checkpoint_episodes > 0 and self._vec_normalize_env is not None:
+            check_renormalizable(self.policy.playing_actor, self._vec_normalize_env)
         if (reset_num_timesteps or self._last_obs is None) and is_known_buffer(self._replay_buffer):
             end_open_episodes(self.replay_buffer)
         total_timesteps, callback = super()._setup_learn(

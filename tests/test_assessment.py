@@ -12,6 +12,7 @@ from agents import sample_obs
 from envs import CountingEnv, DictObs, Episode, counting_vec_env, saved_and_loaded, tiny_agent, vec_env
 from stable_baselines3 import TD3
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_td3x import TD3X
 from sb3_td3x.assessment import Assessment
@@ -170,3 +171,33 @@ def test_all_kinds_of_networks(env: Any, policy_kwargs: dict[str, Any]) -> None:
 def test_it_is_refused_where_it_cannot_work() -> None:
     with pytest.raises(ValueError, match="overlap_updates=True is not allowed with policy_checkpoint_episodes=1"):
         tiny_agent(policy_checkpoint_episodes=1, overlap_updates=True)
+
+
+@pytest.mark.parametrize("policy_kwargs", [{}, {"actor_layer_norm": True}, {"stochastic_actor": True}])
+def test_the_checkpoint_acts_the_same_while_the_normalization_changes(policy_kwargs: dict[str, Any]) -> None:
+    raw = np.random.default_rng(0).uniform(0, 5, (10, 2)).astype(np.float32)
+    seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    class Looking(TD3X):
+        def train(self, *args: Any, **kwargs: Any) -> None:
+            super().train(*args, **kwargs)
+            obs = env.normalize_obs(raw)
+            seen[self.num_timesteps] = obs, actions(self, obs)
+
+    env = VecNormalize(vec_env(CountingEnv([Episode(5, True, value) for value in (1, 100, 1, 1, 1, 1)])))
+    kwargs = {"policy_checkpoint_episodes": 1, "policy_kwargs": {"net_arch": [8], **policy_kwargs}}
+    model = tiny_agent(env, cls=Looking, **kwargs).learn(30)
+    # The policy of the second episode, which ends at the tenth step
+    assert model._assessment.best_return == 1 + 2 + 3 + 4 + 100
+    assert np.abs(seen[30][0] - seen[10][0]).max() > 0.5
+    np.testing.assert_allclose(seen[30][1], seen[10][1], atol=1e-6)
+    # In a copy as well
+    np.testing.assert_array_equal(actions(saved_and_loaded(model), seen[30][0]), seen[30][1])
+
+
+def test_normalization_of_observations_is_refused_where_the_checkpoint_cannot_follow() -> None:
+    env = vec_env(DictObs(CountingEnv()))
+    kwargs = {"policy": "MultiInputPolicy", "policy_checkpoint_episodes": 1}
+    with pytest.raises(ValueError, match=r"norm_obs=True of VecNormalize .*=CombinedExtractor, expected Flatten"):
+        tiny_agent(VecNormalize(env), **kwargs).learn(1)
+    tiny_agent(VecNormalize(env, norm_obs=False), **kwargs).learn(12)
