@@ -1,0 +1,56 @@
+"""scripts/zoo_runs.py with a real run of RL Zoo."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import run_python
+
+ROOT = Path(__file__).parents[2]
+PLAY = "--algo td3x --env Pendulum-v1 -f logs -n 400 --no-render"
+TRAIN = (
+    "--algo td3x --env Pendulum-v1 --seed 1 --n-timesteps 120 --eval-freq 60 --eval-episodes 2 --save-freq 60 -params "
+    "learning_starts:50 'policy_kwargs:{'\"'\"'net_arch'\"'\"': [8]}'"
+)
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run a command that must succeed, and return what it prints."""
+    process = run_python(folder, *command)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.slow
+def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
+    run(tmp_path, "-m", "rl_zoo3.train", *shlex.split(f"-f logs --num-threads 1 {TRAIN}"))
+    output = run(tmp_path, "-m", "rl_zoo3.enjoy", *shlex.split(PLAY))
+    folder = tmp_path / "logs/td3x/Pendulum-v1_1"
+    (folder / "test-60.log").write_text("Episode Reward: 1.00\n")
+    (folder / "test-120.log").write_text(output)
+    other = {"env": "Ant-v5", "seed": 1, "command": "another"}
+    noted = {"env": "Pendulum-v1", "seed": 1, "command": f"python -m rl_zoo3.train {TRAIN}", "note": "begun again"}
+    older = {"env": "Pendulum-v1", "seed": 1, "command": f"python -m rl_zoo3.train {TRAIN}"}
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"note": "Of 2026", "runs": [noted, older, other]}))
+    run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), str(folder), "-o", str(path))
+
+    results = json.loads(path.read_text())
+    assert results["note"] == "Of 2026"
+    assert results["runs"][:2] == [other, noted]
+    (figures,) = results["runs"][2:]
+    assert figures["command"] == older["command"]
+    returns = np.load(folder / "evaluations.npz")["results"]
+    assert returns.shape == (2, 2)
+    assert figures["evaluations"] == {
+        "timesteps": [60, 120],
+        "mean_returns": [round(float(np.mean(episodes)), 1) for episodes in returns],
+    }
+    assert figures["test"]["timesteps"] == 120
+    assert len(figures["test"]["returns"]) == 2
+    mean = re.search(r"Mean reward: (\S+)", output)
+    assert mean is not None
+    assert np.mean(figures["test"]["returns"]) == pytest.approx(float(mean[1]), abs=0.1)
