@@ -11,29 +11,13 @@ The test is the output of the zoo's ``enjoy``, in a file of the run's folder wit
 import argparse
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sb3_td3x.agents.publish import portable_command
 from sb3_td3x.zoo.run_files import read_zoo_yaml
-
-# Arguments of the zoo that decide what a run gives
-ARGUMENTS = ("algo", "env", "seed", "n_timesteps", "eval_freq", "eval_episodes", "save_freq")
-
-
-def command(args: dict[str, Any]) -> str:
-    """
-    Return the command of a run, without paths and threads.
-
-    :param args: the run's ``args.yml``
-    """
-    given = {name: args[name] for name in ARGUMENTS if args[name] not in (None, -1)}
-    options = [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
-    if args["hyperparams"]:
-        options.append("-params " + shlex.join(f"{name}:{value!r}" for name, value in args["hyperparams"].items()))
-    return " ".join(["python -m rl_zoo3.train", *options])
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -44,7 +28,8 @@ def read(run: Path) -> dict[str, Any]:
     """
     (settings,) = run.glob("*/args.yml")
     args = read_zoo_yaml(settings)
-    figures: dict[str, Any] = {"env": args["env"], "seed": args["seed"], "command": command(args)}
+    command = portable_command(settings.with_name("command.txt").read_text(), args)
+    figures: dict[str, Any] = {"env": args["env"], "seed": args["seed"], "command": command}
     with np.load(run / "evaluations.npz") as evaluations:
         figures["evaluations"] = {
             "timesteps": evaluations["timesteps"].tolist(),

@@ -12,7 +12,7 @@ from processes import run_python
 ROOT = Path(__file__).parents[2]
 PLAY = "--algo td3x --env Pendulum-v1 -f logs -n 400 --no-render"
 TRAIN = (
-    "--algo td3x --env Pendulum-v1 --seed 1 --n-timesteps 120 --eval-freq 60 --eval-episodes 2 --save-freq 60 -params "
+    "--algo td3x --env Pendulum-v1 --seed 1 -n 120 -f logs --num-threads 1 --eval-freq 60 --eval-episodes 2 -params "
     "learning_starts:50 'policy_kwargs:{'\"'\"'net_arch'\"'\"': [8]}'"
 )
 
@@ -26,7 +26,7 @@ def run(folder: Path, *command: str) -> str:
 
 @pytest.mark.slow
 def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
-    run(tmp_path, "-m", "rl_zoo3.train", *shlex.split(f"-f logs --num-threads 1 {TRAIN}"))
+    run(tmp_path, "-m", "rl_zoo3.train", *shlex.split(TRAIN))
     output = run(tmp_path, "-m", "rl_zoo3.enjoy", *shlex.split(PLAY))
     folder = tmp_path / "logs/td3x/Pendulum-v1_1"
     (folder / "test-60.log").write_text("Episode Reward: 1.00\n")
