@@ -17,25 +17,26 @@ from typing import Any
 import numpy as np
 
 from sb3_td3x.agents.publish import portable_command
-from sb3_td3x.zoo.run_files import read_zoo_yaml
+from sb3_td3x.studies.measure import read_evaluations
+from sb3_td3x.zoo.runs import ZooRun
 
 
-def read(run: Path) -> dict[str, Any]:
+def read(folder: Path) -> dict[str, Any]:
     """
     Read the figures of a run.
 
-    :param run: the run's folder, such as ``logs/td3x/Hopper-v5_1``
+    :param folder: the run's, such as ``logs/td3x/Hopper-v5_1``
+    :raises ValueError: it is not the folder of a run
     """
-    (settings,) = run.glob("*/args.yml")
-    args = read_zoo_yaml(settings)
-    command = portable_command(settings.with_name("command.txt").read_text(), args)
-    figures: dict[str, Any] = {"env": args["env"], "seed": args["seed"], "command": command}
-    with np.load(run / "evaluations.npz") as evaluations:
-        figures["evaluations"] = {
-            "timesteps": evaluations["timesteps"].tolist(),
-            "mean_returns": evaluations["results"].mean(axis=1).round(1).tolist(),
-        }
-    tests = [(int(path.stem.removeprefix("test-")), path) for path in run.glob("test-*.log")]
+    run = ZooRun(folder)
+    command = portable_command((run.config_folder / "command.txt").read_text(), run.args)
+    evaluations = read_evaluations(run)
+    figures: dict[str, Any] = {"env": run.env_id, "seed": run.args["seed"], "command": command}
+    figures["evaluations"] = {
+        "timesteps": evaluations["timesteps"],
+        "mean_returns": [round(float(np.mean(returns)), 1) for returns in evaluations["returns"]],
+    }
+    tests = [(int(path.stem.removeprefix("test-")), path) for path in folder.glob("test-*.log")]
     if tests:
         timesteps, path = max(tests)
         returns = re.findall(r"^Episode Reward: (\S+)", path.read_text(), re.M)
@@ -50,8 +51,11 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
     args = parser.parse_args()
 
+    try:
+        new = {figures["command"]: figures for figures in map(read, args.runs)}
+    except ValueError as error:
+        parser.error(str(error))
     results: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {"note": "", "runs": []}
-    new = {figures["command"]: figures for figures in map(read, args.runs)}
     # Runs with a note of their own are kept: it tells them apart from others with their command
     kept = [run for run in results["runs"] if "note" in run or run["command"] not in new]
     results["runs"] = sorted([*kept, *new.values()], key=lambda run: (run["env"], run["seed"]))

@@ -54,3 +54,12 @@ def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
     mean = re.search(r"Mean reward: (\S+)", output)
     assert mean is not None
     assert np.mean(figures["test"]["returns"]) == pytest.approx(float(mean[1]), abs=0.1)
+
+
+def test_wrong_folder_has_one_sentence(tmp_path: Path) -> None:
+    process = run_python(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "nothing", "-o", "runs.json")
+    assert process.returncode == 2
+    assert process.stderr.endswith(
+        "error: nothing is not the folder of a run of RL Zoo: 0 of its subfolders have a config.yml, expected one\n"
+    )
+    assert not (tmp_path / "runs.json").exists()
