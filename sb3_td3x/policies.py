@@ -58,6 +58,8 @@ class TD3XPolicy(TD3Policy):
         ``ACTIVATIONS``; None: ``activation_fn``
     :param stochastic_actor: Whether the policy is a squashed Gaussian instead of deterministic, for studies: SAC's
         actor, trained by reparameterization without an entropy term
+    :param n_quantiles: Number of quantiles of the return that each critic estimates, as in TQC (Kuznetsov et al. 2020,
+        with 25), at least 1; 1: the value itself
     """
 
     default_features_extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
@@ -80,9 +82,11 @@ class TD3XPolicy(TD3Policy):
         actor_layer_norm: bool = False,
         critic_activation_fn: type[nn.Module] | str | None = None,
         stochastic_actor: bool = False,
+        n_quantiles: int = 1,
     ):
         n_critics = check_integer("n_critics", n_critics, low=1)
         # The parent's constructor builds the networks
+        self.n_quantiles = check_integer("n_quantiles", n_quantiles, low=1)
         self.layer_norm = check_bool("layer_norm", layer_norm)
         self.actor_layer_norm = check_bool("actor_layer_norm", actor_layer_norm)
         self.critic_activation_fn = _activation("critic_activation_fn", critic_activation_fn)
@@ -119,8 +123,11 @@ class TD3XPolicy(TD3Policy):
         if self.critic_activation_fn is not None:
             critic_kwargs["activation_fn"] = self.critic_activation_fn
         critic = ContinuousCritic(**critic_kwargs)
-        if self.layer_norm:
-            for network in critic.q_networks:
+        networks: list[Any] = critic.q_networks
+        for network in networks:
+            if self.n_quantiles > 1:
+                network[-1] = nn.Linear(network[-1].in_features, self.n_quantiles)
+            if self.layer_norm:
                 _add_layer_norm(network, has_output=True)
         return critic.to(self.device)
 
@@ -170,6 +177,7 @@ class TD3XPolicy(TD3Policy):
             "actor_layer_norm": self.actor_layer_norm,
             "critic_activation_fn": self.critic_activation_fn,
             "stochastic_actor": self.stochastic_actor,
+            "n_quantiles": self.n_quantiles,
         }
 
 

@@ -31,8 +31,14 @@ OWN_POLICIES: dict[type[BasePolicy], type[TD3XPolicy]] = {
 }
 _SB3_POLICIES: dict[type[BasePolicy], type[BasePolicy]] = {own: sb3 for sb3, own in OWN_POLICIES.items()}
 
-# Options of the networks that SB3 lacks
-_OWN_NETWORK_OPTIONS = ("layer_norm", "actor_layer_norm", "critic_activation_fn", "stochastic_actor")
+# Options of the networks that SB3 lacks, with the values that correspond to its networks
+_OWN_NETWORK_OPTIONS: dict[str, Any] = {
+    "layer_norm": False,
+    "actor_layer_norm": False,
+    "critic_activation_fn": None,
+    "stochastic_actor": False,
+    "n_quantiles": 1,
+}
 
 # Arguments that SB3's TD3 lacks, with the values that correspond to SB3's behavior
 _OWN_ARGUMENTS = {
@@ -45,6 +51,7 @@ _OWN_ARGUMENTS = {
     "overlap_updates": False,
     "prioritized_replay_alpha": 0.0,
     "policy_checkpoint_episodes": 0,
+    "top_quantiles_to_drop_per_net": 2,
 }
 
 # Names of the policy checkpoint's parameters begin with it
@@ -99,9 +106,9 @@ def to_sb3(model: OffPolicyAlgorithm) -> TD3:
     :return: the same agent as SB3's TD3
     :raises ValueError: the networks have options that SB3 lacks
     """
-    for option in _OWN_NETWORK_OPTIONS:
-        if model.policy_kwargs.get(option):
-            value = model.policy_kwargs[option]
+    for option, default in _OWN_NETWORK_OPTIONS.items():
+        value = model.policy_kwargs.get(option, default)
+        if value != default:
             raise ValueError(f"policy_kwargs with {option}={value!r} are not allowed, SB3's TD3 has no such option")
     if issubclass(model.policy_class, TD3XPolicy) and model.policy_class not in _SB3_POLICIES:
         raise ValueError(f"policy={model.policy_class.__name__} is not allowed, SB3's TD3 has no such policy")

@@ -115,6 +115,9 @@ class TD3X(KnownArguments, SavableAlgorithm):
         Episode statistics and evaluations stay raw.
     :param clipped_double_q: Whether the target is the minimum over the target critics. If False, it is the first one's
         value, and the others are still trained
+    :param top_quantiles_to_drop_per_net: with ``n_quantiles`` among the ``policy_kwargs``: the target is the smallest
+        quantiles of all target critics (TQC, Kuznetsov et al. 2020), without this number of the largest ones for each
+        critic, in [0, n_quantiles)
     :param precision: ``"float32"``, or on GPUs ``"bfloat16"`` for matrix products of the updates in bfloat16, with
         parameters and optimizers in float32. On a CPU the updates are in float32 in any case, with a warning.
     :param overlap_updates: Whether to do the updates that follow a rollout during its last env step, after its action
@@ -180,6 +183,7 @@ class TD3X(KnownArguments, SavableAlgorithm):
         overlap_updates: bool = False,
         prioritized_replay_alpha: float = 0.0,
         policy_checkpoint_episodes: int = 0,
+        top_quantiles_to_drop_per_net: int = 2,
         _init_setup_model: bool = True,
     ):
         if not isinstance(policy, str | type):
@@ -230,6 +234,7 @@ class TD3X(KnownArguments, SavableAlgorithm):
         self.overlap_updates = overlap_updates
         self.prioritized_replay_alpha = prioritized_replay_alpha
         self.policy_checkpoint_episodes = policy_checkpoint_episodes
+        self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
         # t of the noise decay; counts during the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
@@ -280,7 +285,12 @@ class TD3X(KnownArguments, SavableAlgorithm):
         self._update_learning_rates()
         update = self._current_update()
         update.hyperparameters = Hyperparameters(
-            self.gamma, self.tau, self.target_policy_noise, self.target_noise_clip, self.clipped_double_q
+            self.gamma,
+            self.tau,
+            self.target_policy_noise,
+            self.target_noise_clip,
+            self.clipped_double_q,
+            self.top_quantiles_to_drop_per_net,
         )
         with_actor = self._count_updates(gradient_steps)
         self._learner.train(update, self.replay_buffer, batch_size, self._vec_normalize_env, with_actor)

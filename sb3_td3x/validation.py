@@ -31,6 +31,7 @@ _INTEGERS = {
     "n_steps": 1,
     "policy_delay": 1,
     "policy_checkpoint_episodes": 0,
+    "top_quantiles_to_drop_per_net": 0,
     "_stats_window_size": 1,
 }
 # Arguments of an agent that are numbers, with their bounds
@@ -233,6 +234,12 @@ def check_arguments(model: Any) -> None:
         raise ValueError(
             f"overlap_updates=True is not allowed with policy_checkpoint_episodes={model.policy_checkpoint_episodes}, "
             "expected False: the updates wait for the end of an episode"
+        )
+    n_quantiles = check_integer("n_quantiles", model.policy_kwargs.get("n_quantiles", 1), low=1)
+    if 1 < n_quantiles <= model.top_quantiles_to_drop_per_net:
+        raise ValueError(
+            f"top_quantiles_to_drop_per_net={model.top_quantiles_to_drop_per_net} is not allowed with "
+            f"n_quantiles={n_quantiles}, expected an integer in [0, {n_quantiles - 1}]"
         )
     if model.action_noise is not None:
         _check_action_noise(model.action_noise, model.action_space)

@@ -32,6 +32,7 @@ BAD_RATES = [-1e-3, "exp_1e-3", "lin_x", "lin_", "lin", "_1e-3", "lin_1e-3_2", "
 BAD_VALUES: dict[str, list[Any]] = {
     "policy_delay": [*NO_INTEGERS, 0, -1],
     "policy_checkpoint_episodes": [*NO_INTEGERS, -1],
+    "top_quantiles_to_drop_per_net": [*NO_INTEGERS, -1],
     "tau": [*NO_NUMBERS, -0.1, 1.0001, 2],
     "gamma": [*NO_NUMBERS, -0.01, 1.0001, 99],
     "target_policy_noise": [*NO_NUMBERS, -0.2],
@@ -212,10 +213,11 @@ def test_action_noise_must_have_a_shape_that_broadcasts_to_the_actions() -> None
         tiny_agent(env, action_noise=NormalActionNoise(np.zeros(fitting), 0.1 * np.ones(fitting))).learn(12)
 
 
-@pytest.mark.parametrize("n_critics", [0, -1, 1.5, "2", None, True, NAN])
-def test_bad_numbers_of_critics_are_refused(n_critics: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"n_critics={n_critics!r} is not allowed, expected ")):
-        tiny_agent(policy_kwargs={"n_critics": n_critics})
+@pytest.mark.parametrize("option", ["n_critics", "n_quantiles"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", None, True, NAN])
+def test_bad_numbers_of_critics_and_quantiles_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{option}={value!r} is not allowed, expected ")):
+        tiny_agent(policy_kwargs={option: value})
 
 
 @pytest.mark.parametrize("value", [5, True, ["logs"]])
@@ -245,6 +247,12 @@ def test_bad_switches_of_the_networks_are_refused(option: str, value: Any) -> No
     """Any string would turn the option on, even ``"False"``."""
     with pytest.raises(ValueError, match=re.escape(f"{option}={value!r} is not allowed, expected True or False")):
         tiny_agent(policy_kwargs={"net_arch": [8], option: value})
+
+
+def test_some_quantiles_must_be_left() -> None:
+    message = "top_quantiles_to_drop_per_net=3 is not allowed with n_quantiles=3, expected an integer in [0, 2]"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tiny_agent(policy_kwargs={"net_arch": [8], "n_quantiles": 3}, top_quantiles_to_drop_per_net=3)
 
 
 BAD_ACTION_SPACES = [
@@ -379,6 +387,7 @@ def test_bad_replay_buffer_classes_are_refused() -> None:
         # Integers as YAML files often write them
         {"buffer_size": 1e3, "batch_size": 4.0, "learning_starts": 1e1, "gradient_steps": 1.0, "train_freq": 2.0},
         {"policy_delay": 2.0, "n_steps": 3.0, "stats_window_size": 1e2, "policy_kwargs": {"n_critics": 3.0}},
+        {"top_quantiles_to_drop_per_net": 0.0, "policy_kwargs": {"n_quantiles": 5.0}},
         {"buffer_size": np.int64(100), "batch_size": np.int32(4), "tau": np.float32(0.01), "gamma": np.float64(0.9)},
         {"learning_rate": np.float32(1e-3), "train_freq": np.int64(2), "policy_delay": np.uint8(2)},
     ],

@@ -410,6 +410,7 @@ ALL_OPTIONS: dict[str, dict[str, Any]] = {
         "critic_activation_fn": "silu",
         "layer_norm": True,
         "actor_layer_norm": True,
+        "n_quantiles": 5,
     },
     "stochastic": {"net_arch": [8], "stochastic_actor": True, "actor_layer_norm": True},
     "weights in activations": {"net_arch": [8, 8], "critic_activation_fn": LearnedActivation},

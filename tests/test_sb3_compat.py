@@ -225,6 +225,7 @@ LEFT_BEHIND: dict[str, Any] = {
     "reward_shaping": FallPenalty(),
     "clipped_double_q": False,
     "precision": "bfloat16",
+    "top_quantiles_to_drop_per_net": 1,
 }
 
 
@@ -241,7 +242,13 @@ def test_warning_names_what_sb3_lacks(name: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"layer_norm": True}, {"actor_layer_norm": True}, {"critic_activation_fn": "tanh"}, {"stochastic_actor": True}],
+    [
+        {"layer_norm": True},
+        {"actor_layer_norm": True},
+        {"critic_activation_fn": "tanh"},
+        {"stochastic_actor": True},
+        {"n_quantiles": 5},
+    ],
     ids=str,
 )
 def test_networks_that_sb3_lacks_are_refused(options: dict[str, Any]) -> None:
@@ -252,7 +259,7 @@ def test_networks_that_sb3_lacks_are_refused(options: dict[str, Any]) -> None:
 
 def test_network_options_that_are_off_are_left_out() -> None:
     off = {"layer_norm": False, "actor_layer_norm": False, "critic_activation_fn": None, "stochastic_actor": False}
-    model = tiny_agent(policy_kwargs={"net_arch": [8], **off})
+    model = tiny_agent(policy_kwargs={"net_arch": [8], "n_quantiles": 1, **off})
     sb3 = model.to_sb3()
     assert sb3.policy_kwargs == {"net_arch": [8]}
     assert_same_predictions(model, sb3)

@@ -1,7 +1,8 @@
 """
 The equations of TD3 as functions of tensors.
 
-In the shapes, b is the batch size, n the number of critics and d the dimension of the action.
+In the shapes, b is the batch size, n the number of critics, k the number of quantiles that each of them estimates (1
+for the value itself), and d the dimension of the action.
 """
 
 import torch as th
@@ -23,21 +24,38 @@ def smooth_target_actions(actions: th.Tensor, std: float, clip: float) -> th.Ten
     return (actions + noise).clamp_(-1, 1)
 
 
-def td_target(
-    rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_q: th.Tensor, clipped_double_q: bool
-) -> th.Tensor:
+def next_values(next_q: th.Tensor, clipped_double_q: bool, top_quantiles_to_drop_per_net: int) -> th.Tensor:
     """
-    Compute the target of all critics: y = r + γ (1 - done) min_i Q'_i(s', ã) (Fujimoto et al. 2018, eq. 10).
+    Combine the target critics against overestimation: min_i Q'_i(s', ã) (Fujimoto et al. 2018, eq. 10), or of quantiles
+    the smallest of all critics (TQC, Kuznetsov et al. 2020, eq. 10).
+
+    :param next_q: values or quantiles of the target critics, (n, b, k)
+    :param clipped_double_q: whether to combine all critics; if False, only the first one counts
+    :param top_quantiles_to_drop_per_net: number of the largest quantiles to drop, times the number of critics; in
+        [0, k); not used if k = 1
+    :return: Q'(s', ã), (b, 1), or its quantiles, (b, m)
+    """
+    if not clipped_double_q:
+        next_q = next_q[:1]
+    n_critics, batch_size, n_quantiles = next_q.shape
+    if n_quantiles == 1:
+        return next_q.amin(dim=0)
+    n_kept = n_critics * (n_quantiles - top_quantiles_to_drop_per_net)
+    pooled = next_q.transpose(0, 1).reshape(batch_size, -1)
+    return pooled.topk(n_kept, dim=1, largest=False, sorted=False).values
+
+
+def td_target(rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_values: th.Tensor) -> th.Tensor:
+    """
+    Compute the target of all critics: y = r + γ (1 - done) Q'(s', ã).
 
     :param rewards: rewards, or sums of n discounted rewards, (b, 1)
     :param dones: 1 where s' is terminal, else 0; also 0 at time-outs, (b, 1)
     :param discounts: γ, or γ^n for n-step returns, (b, 1)
-    :param next_q: values of the target critics, (n, b, 1)
-    :param clipped_double_q: whether to take the minimum over the critics; if False, the first critic's value
-    :return: y, (b, 1)
+    :param next_values: Q'(s', ã), (b, 1), or its quantiles, (b, m)
+    :return: y, (b, 1), or its quantiles, (b, m)
     """
-    next_value = next_q.amin(dim=0) if clipped_double_q else next_q[0]
-    return rewards + (1 - dones) * discounts * next_value
+    return rewards + (1 - dones) * discounts * next_values
 
 
 def critic_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
@@ -85,11 +103,47 @@ def huber_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
     return (q - target).clamp(-1, 1) / len(target)
 
 
+def quantile_huber_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """
+    Compute the loss of critics that estimate quantiles: L = Σ_i mean(|τ - 1(δ < 0)| h(δ)) with δ = y - q for each pair
+    of a quantile q with its level τ and a target y, and h as in ``huber_loss`` (TQC, Kuznetsov et al. 2020, eq. 12).
+
+    :param q: quantiles of the critics with the levels (1/2, 3/2, ..., k - 1/2) / k, (n, b, k)
+    :param target: y, (b, m)
+    :return: L, a scalar
+    """
+    errors = target.unsqueeze(1) - q.unsqueeze(3)
+    weights = (_levels(q).unsqueeze(1) - (errors < 0).float()).abs_()
+    huber = th.nn.functional.huber_loss(errors, th.zeros_like(errors), reduction="none")
+    return (weights * huber).mean(dim=(1, 2, 3)).sum()
+
+
+def quantile_huber_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+    """
+    Compute the gradient of ``quantile_huber_loss``: ∂L/∂q = -mean_y(|τ - 1(δ < 0)| clip(δ, -1, 1)) / (b k).
+
+    :param q: quantiles of the critics, (n, b, k)
+    :param target: y, (b, m)
+    :return: the gradient, (n, b, k)
+    """
+    errors = target.unsqueeze(1) - q.unsqueeze(3)
+    below, all_errors = errors.clamp(-1, 0).mean(dim=3), errors.clamp_(-1, 1).mean(dim=3)
+    # The weight is τ for positive errors, and 1 - τ for negative ones
+    levels = _levels(q)
+    return (levels * all_errors + (1 - 2 * levels) * below) / -q[0].numel()
+
+
+def _levels(q: th.Tensor) -> th.Tensor:
+    """Return the levels τ of quantiles, (k,)."""
+    n_quantiles = q.shape[2]
+    return (th.arange(n_quantiles, device=q.device) + 0.5) / n_quantiles
+
+
 def actor_loss(q1: th.Tensor) -> th.Tensor:
     """
     Compute the loss of the deterministic policy gradient, L = -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).
 
-    :param q1: values of the first critic for the actor's actions, (b, 1)
+    :param q1: values of the first critic for the actor's actions, (b, 1), or their quantiles, (b, k)
     :return: L, a scalar
     """
     return -q1.mean()
@@ -97,12 +151,12 @@ def actor_loss(q1: th.Tensor) -> th.Tensor:
 
 def actor_loss_grad(q1: th.Tensor) -> th.Tensor:
     """
-    Compute the gradient of ``actor_loss``: ∂L/∂Q_1 = -1 / b.
+    Compute the gradient of ``actor_loss``: ∂L/∂Q_1 = -1 / b, for quantiles -1 / (b k).
 
-    :param q1: values of the first critic for the actor's actions, (b, 1)
-    :return: the gradient, (b, 1)
+    :param q1: values of the first critic for the actor's actions, (b, 1), or their quantiles, (b, k)
+    :return: the gradient, of the same shape
     """
-    return th.full_like(q1, -1 / len(q1))
+    return th.full_like(q1, -1 / q1.numel())
 
 
 @th.no_grad()

@@ -17,6 +17,9 @@ from sb3_td3x.learner.equations import (
     critic_loss_grad,
     huber_loss,
     huber_loss_grad,
+    next_values,
+    quantile_huber_loss,
+    quantile_huber_loss_grad,
     smooth_target_actions,
     soft_update,
     td_target,
@@ -36,6 +39,7 @@ class Hyperparameters(NamedTuple):
     target_policy_noise: float
     target_noise_clip: float
     clipped_double_q: bool
+    top_quantiles_to_drop_per_net: int
 
 
 class Update:
@@ -98,19 +102,22 @@ class Update:
 
     def _update_critics(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
         """Update all critics; return their loss and the mean of their values."""
-        gamma, _, noise, noise_clip, clipped_double_q = self.hyperparameters
+        gamma, _, noise, noise_clip, clipped_double_q, n_to_drop = self.hyperparameters
         next_actions = smooth_target_actions(self.networks.target_actions(batch.next_observations), noise, noise_clip)
         next_q = self.networks.target_q_values(batch.next_observations, next_actions)
         # Only n-step replay buffers return discounts
         discounts = gamma if batch.discounts is None else batch.discounts
-        target = td_target(batch.rewards, batch.dones, discounts, next_q, clipped_double_q)
+        next_q = next_values(next_q, clipped_double_q, n_to_drop)
+        target = td_target(batch.rewards, batch.dones, discounts, next_q)
 
         output = self.networks.q_values(batch.observations, batch.actions)
         q = output.detach()
         loss, loss_grad = critic_loss, critic_loss_grad
         if self.set_priorities is not None:
             loss, loss_grad = huber_loss, huber_loss_grad
-            self.set_priorities((q - target).abs().amax(dim=(0, 2)))
+            self.set_priorities((q.mean(dim=2) - target.mean(dim=1)).abs().amax(dim=0))
+        if q.shape[2] > 1:
+            loss, loss_grad = quantile_huber_loss, quantile_huber_loss_grad
         self.networks.backward_critics(output, loss_grad(q, target))
         self.networks.critic_optimizer.step()
         return loss(q, target), q.mean()

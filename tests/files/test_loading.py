@@ -37,6 +37,7 @@ EVERYTHING: dict[str, Any] = {
     "action_noise_min_scale": 0.1,
     "reward_shaping": {"sb3_td3x.shaping.RewardScale": {"scale": 0.1}},
     "clipped_double_q": False,
+    "top_quantiles_to_drop_per_net": 0,
     "policy_delay": 3,
     "n_steps": 3,
     "train_freq": (2, "step"),
@@ -58,7 +59,11 @@ def test_agent_with_all_of_td3x_s_own_arguments_is_saved_whole(tmp_path: pathlib
 
 
 @pytest.mark.lowest_sb3
-@pytest.mark.parametrize("policy_kwargs", [{"n_critics": 3}, {"layer_norm": True, "actor_layer_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "policy_kwargs",
+    [{"n_critics": 3}, {"layer_norm": True, "actor_layer_norm": True}, {"n_quantiles": 4}],
+    ids=str,
+)
 def test_training_continues_as_if_it_had_not_been_interrupted(policy_kwargs: dict[str, Any]) -> None:
     """The delay counter and the optimizers continue: 17 updates are no multiple of the delay."""
     model = tiny_agent(policy_kwargs={"net_arch": [8], **policy_kwargs}, policy_delay=5).learn(22)

@@ -47,6 +47,7 @@ HYPERPARAMETERS = (
     "target_noise_clip",
     "target_policy_noise",
     "tau",
+    "top_quantiles_to_drop_per_net",
     "train_freq",
 )
 

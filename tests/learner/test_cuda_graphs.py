@@ -99,6 +99,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
         CountingEnv,
     ),
     "prioritized": ({"prioritized_replay_alpha": 0.6, "gradient_steps": 3, "train_freq": 2}, CountingEnv),
+    "quantiles": ({"policy_kwargs": {"net_arch": [8], "n_quantiles": 5}}, CountingEnv),
     "dict": ({}, lambda: DictObs(CountingEnv())),
     "images": ({"policy_kwargs": {"net_arch": [8]}}, seeded_image_env),
 }

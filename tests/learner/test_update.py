@@ -11,6 +11,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from noises import ConstantNoise
+from sb3_contrib.common.utils import quantile_huber_loss as sb3_contrib_loss
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -22,6 +23,9 @@ from sb3_td3x.learner.equations import (
     critic_loss,
     huber_loss,
     huber_loss_grad,
+    next_values,
+    quantile_huber_loss,
+    quantile_huber_loss_grad,
     smooth_target_actions,
     soft_update,
     td_target,
@@ -300,9 +304,11 @@ def test_equations() -> None:
     """For a batch of two, with two and three critics."""
     rewards, dones = th.tensor([[1.0], [2.0]]), th.tensor([[0.0], [1.0]])
     next_q = th.tensor([[[10.0], [1.0]], [[8.0], [1.0]], [[9.0], [1.0]]])
-    assert td_target(rewards, dones, 0.5, next_q, True).tolist() == [[5.0], [2.0]]
-    assert td_target(rewards, dones, 0.5, next_q, False).tolist() == [[6.0], [2.0]]
-    assert td_target(rewards, dones, th.tensor([[0.25], [1.0]]), next_q, True).tolist() == [[3.0], [2.0]]
+    smallest = next_values(next_q, True, 2)
+    assert smallest.tolist() == [[8.0], [1.0]]
+    assert next_values(next_q, False, 2).tolist() == [[10.0], [1.0]]
+    assert td_target(rewards, dones, 0.5, smallest).tolist() == [[5.0], [2.0]]
+    assert td_target(rewards, dones, th.tensor([[0.25], [1.0]]), smallest).tolist() == [[3.0], [2.0]]
     q = th.tensor([[[1.0], [3.0]], [[0.0], [2.0]]])
     target = th.tensor([[1.0], [1.0]])
     assert critic_loss(q, target).item() == (0 + 4) / 2 + (1 + 1) / 2
@@ -312,6 +318,34 @@ def test_equations() -> None:
     target_params = [th.tensor([0.0, 4.0])]
     soft_update([th.tensor([1.0, 0.0])], target_params, 0.25)
     assert target_params[0].tolist() == [0.25, 3.0]
+
+
+def test_smallest_quantiles_of_all_target_critics() -> None:
+    """One state; two critics with three quantiles each, of which one or none is dropped."""
+    next_q = th.tensor([[[1.0, 5.0, 9.0]], [[2.0, 3.0, 4.0]]])
+
+    def kept(clipped_double_q: bool, n_to_drop: int) -> list[float]:
+        return sorted(next_values(next_q, clipped_double_q, n_to_drop)[0].tolist())
+
+    assert kept(True, 1) == [1, 2, 3, 4]
+    assert kept(True, 0) == [1, 2, 3, 4, 5, 9]
+    assert kept(False, 1) == [1, 5]
+    rewards, dones = th.tensor([[10.0]]), th.tensor([[0.0]])
+    assert td_target(rewards, dones, 0.5, next_values(next_q, False, 1)).sort().values.tolist() == [[10.5, 12.5]]
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 3), batch=st.integers(1, 4), k=st.integers(1, 4), m=st.integers(1, 5), seed=st.integers(0, 99))
+def test_quantile_loss_is_that_of_sb3_contrib(n: int, batch: int, k: int, m: int, seed: int) -> None:
+    """Its loss is the mean over the critics, TD3X's the sum. The gradient is autograd's."""
+    generator = th.Generator().manual_seed(seed)
+    q = th.randn(n, batch, k, generator=generator).requires_grad_()
+    target = 2 * th.randn(batch, m, generator=generator)
+    expected = n * sb3_contrib_loss(q.transpose(0, 1), target.unsqueeze(1), sum_over_quantiles=False)
+    expected.backward()
+    assert q.grad is not None
+    th.testing.assert_close(quantile_huber_loss(q.detach(), target), expected.detach())
+    th.testing.assert_close(quantile_huber_loss_grad(q.detach(), target), q.grad)
 
 
 # The whole algorithm in NumPy, with gradients by hand
@@ -419,17 +453,18 @@ class NumpyTD3:
         next_actions = self.actor_target.forward(next_obs)
         next_actions = np.clip(next_actions + np.clip(noise, -model.target_noise_clip, model.target_noise_clip), -1, 1)
         next_qs = [critic.forward(np.hstack([next_obs, next_actions])) for critic in self.critic_targets]
-        next_q = np.min(next_qs, axis=0) if model.clipped_double_q else next_qs[0]
+        next_qs = next_qs if model.clipped_double_q else next_qs[:1]
+        n_kept = len(next_qs) * (model.policy.n_quantiles - model.top_quantiles_to_drop_per_net)
+        next_q = np.sort(np.hstack(next_qs), axis=1)[:, : n_kept if model.policy.n_quantiles > 1 else 1]
         discounts = model.gamma if batch.discounts is None else batch.discounts.numpy()
         target = rewards + (1 - dones) * discounts * next_q
         for critic, optimizer in zip(self.critics, self.critic_optimizers, strict=True):
-            error = critic.forward(np.hstack([obs, actions])) - target
-            loss_grad = 2 * error if model.prioritized_replay_alpha == 0 else np.clip(error, -1, 1)
-            optimizer.step(critic.params, critic.backward(loss_grad / len(error))[0])
+            loss_grad = self.loss_grad(critic.forward(np.hstack([obs, actions])), target)
+            optimizer.step(critic.params, critic.backward(loss_grad / len(target))[0])
         if self.delay_counter == model.policy_delay - 1:
             pi = self.actor.forward(obs)
-            self.critics[0].forward(np.hstack([obs, pi]))
-            dq_dinput = self.critics[0].backward(np.full((len(obs), 1), -1 / len(obs)))[1]
+            q = self.critics[0].forward(np.hstack([obs, pi]))
+            dq_dinput = self.critics[0].backward(np.full(q.shape, -1 / q.size))[1]
             grads = self.actor.backward(dq_dinput[:, obs.shape[1] :])[0]
             self.actor_optimizer.step(self.actor.params, grads)
             pairs = [(self.actor, self.actor_target), *zip(self.critics, self.critic_targets, strict=True)]
@@ -438,6 +473,16 @@ class NumpyTD3:
                     p_target *= 1 - model.tau
                     p_target += model.tau * p
             self.delay_counter = -1
+
+    def loss_grad(self, q: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Return the gradient of a critic's loss for each transition of the batch."""
+        n_quantiles = q.shape[1]
+        if n_quantiles == 1:
+            error = q - target
+            return 2 * error if self.model.prioritized_replay_alpha == 0 else np.clip(error, -1, 1)
+        errors = q[:, :, None] - target[:, None, :]
+        levels = (np.arange(n_quantiles)[:, None] + 0.5) / n_quantiles
+        return (np.where(errors > 0, 1 - levels, levels) * np.clip(errors, -1, 1)).mean(axis=2) / n_quantiles
 
     def assert_same_as(self, model: TD3X) -> None:
         state = state_of(model)
@@ -468,6 +513,14 @@ NUMPY_CASES: dict[str, dict[str, Any]] = {
     "delay of 3, strong smoothing": {"policy_delay": 3, "target_policy_noise": 1.0, "target_noise_clip": 0.3},
     "n-step": {"n_steps": 3},
     "prioritized": {"prioritized_replay_alpha": 0.7},
+    "quantiles": {"n_quantiles": 5},
+    "quantiles, three critics, prioritized": {
+        "n_quantiles": 4,
+        "n_critics": 3,
+        "top_quantiles_to_drop_per_net": 0,
+        "prioritized_replay_alpha": 0.7,
+    },
+    "quantiles of critic 1": {"n_quantiles": 3, "clipped_double_q": False},
 }
 
 
@@ -475,8 +528,9 @@ NUMPY_CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", NUMPY_CASES)
 def test_updates_equal_td3_in_numpy(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """14 updates in calls of 1, 4 and 9, with the same batches."""
-    kwargs = {"n_critics": 2, "optimizer_class": th.optim.SGD, **NUMPY_CASES[case]}
-    policy_kwargs = {"net_arch": [6, 5], **{name: kwargs.pop(name) for name in ("n_critics", "optimizer_class")}}
+    kwargs = {"n_critics": 2, "n_quantiles": 1, "optimizer_class": th.optim.SGD, **NUMPY_CASES[case]}
+    names = ("n_critics", "n_quantiles", "optimizer_class")
+    policy_kwargs = {"net_arch": [6, 5], **{name: kwargs.pop(name) for name in names}}
     model = tiny_agent(
         vector_env(3, 2),
         learning_rate=1e-3,
