@@ -58,105 +58,63 @@ def td_target(rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float
     return rewards + (1 - dones) * discounts * next_values
 
 
-def critic_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+def critic_loss(q: th.Tensor, target: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     """
     Compute the critics' loss, L = Σ_i mean((Q_i(s, a) - y)²). As in SB3, there is no factor of one half.
 
     :param q: values of the critics, (n, b, 1)
     :param target: y, (b, 1)
-    :return: L, a scalar
+    :return: L, a scalar, and its gradient ∂L/∂Q_i = 2 (Q_i - y) / b, (n, b, 1)
     """
-    return (q - target).square().mean(dim=(1, 2)).sum()
+    errors = q - target
+    return errors.square().mean(dim=(1, 2)).sum(), errors * (2 / len(target))
 
 
-def critic_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
-    """
-    Compute the gradient of ``critic_loss``: ∂L/∂Q_i = 2 (Q_i - y) / b.
-
-    :param q: values of the critics, (n, b, 1)
-    :param target: y, (b, 1)
-    :return: the gradient, (n, b, 1)
-    """
-    return (q - target) * (2 / len(target))
-
-
-def huber_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+def huber_loss(q: th.Tensor, target: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     """
     Compute the critics' loss for prioritized transitions, L = Σ_i mean(h(Q_i(s, a) - y)), where h(δ) = δ² / 2 for
     |δ| <= 1, else |δ| - 1/2 (LAP, Fujimoto et al. 2020).
 
     :param q: values of the critics, (n, b, 1)
     :param target: y, (b, 1)
-    :return: L, a scalar
+    :return: L, a scalar, and its gradient ∂L/∂Q_i = clip(Q_i - y, -1, 1) / b, (n, b, 1)
     """
-    return th.nn.functional.huber_loss(q, target.expand_as(q), reduction="none").mean(dim=(1, 2)).sum()
+    errors = q - target
+    clipped = errors.clamp(-1, 1)
+    # h(δ) = c (δ - c / 2) with c = clip(δ, -1, 1)
+    losses = clipped * (errors - clipped / 2)
+    return losses.mean(dim=(1, 2)).sum(), clipped / len(target)
 
 
-def huber_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
+def quantile_huber_loss(q: th.Tensor, target: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     """
-    Compute the gradient of ``huber_loss``: ∂L/∂Q_i = clip(Q_i - y, -1, 1) / b.
+    Compute the loss of critics that estimate quantiles: L = Σ_i mean(|1(δ > 0) - τ| h(δ)) with δ = q - y for each pair
+    of a quantile q of the level τ and a target y, and h as in ``huber_loss`` (TQC, Kuznetsov et al. 2020, eq. 12).
 
-    :param q: values of the critics, (n, b, 1)
-    :param target: y, (b, 1)
-    :return: the gradient, (n, b, 1)
-    """
-    return (q - target).clamp(-1, 1) / len(target)
-
-
-def quantile_huber_loss(q: th.Tensor, target: th.Tensor) -> th.Tensor:
-    """
-    Compute the loss of critics that estimate quantiles: L = Σ_i mean(|τ - 1(δ < 0)| h(δ)) with δ = y - q for each pair
-    of a quantile q with its level τ and a target y, and h as in ``huber_loss`` (TQC, Kuznetsov et al. 2020, eq. 12).
-
-    :param q: quantiles of the critics with the levels (1/2, 3/2, ..., k - 1/2) / k, (n, b, k)
+    :param q: quantiles of the critics with the levels τ = (1/2, 3/2, ..., k - 1/2) / k, (n, b, k)
     :param target: y, (b, m)
-    :return: L, a scalar
+    :return: L, a scalar, and its gradient ∂L/∂q = mean_y(|1(δ > 0) - τ| clip(δ, -1, 1)) / (b k), (n, b, k)
     """
-    errors = target.unsqueeze(1) - q.unsqueeze(3)
-    weights = (_levels(q).unsqueeze(1) - (errors < 0).float()).abs_()
-    huber = th.nn.functional.huber_loss(errors, th.zeros_like(errors), reduction="none")
-    return (weights * huber).mean(dim=(1, 2, 3)).sum()
-
-
-def quantile_huber_loss_grad(q: th.Tensor, target: th.Tensor) -> th.Tensor:
-    """
-    Compute the gradient of ``quantile_huber_loss``: ∂L/∂q = -mean_y(|τ - 1(δ < 0)| clip(δ, -1, 1)) / (b k).
-
-    :param q: quantiles of the critics, (n, b, k)
-    :param target: y, (b, m)
-    :return: the gradient, (n, b, k)
-    """
-    errors = target.unsqueeze(1) - q.unsqueeze(3)
-    below, all_errors = errors.clamp(-1, 0).mean(dim=3), errors.clamp_(-1, 1).mean(dim=3)
-    # The weight is τ for positive errors, and 1 - τ for negative ones
-    levels = _levels(q)
-    return (levels * all_errors + (1 - 2 * levels) * below) / -q[0].numel()
-
-
-def _levels(q: th.Tensor) -> th.Tensor:
-    """Return the levels τ of quantiles, (k,)."""
     n_quantiles = q.shape[2]
-    return (th.arange(n_quantiles, device=q.device) + 0.5) / n_quantiles
+    levels = (th.arange(n_quantiles, device=q.device) + 0.5) / n_quantiles
+    # In place, since memory for new tensors of this size takes longer than the arithmetic
+    errors = q.unsqueeze(3) - target.unsqueeze(1)
+    clipped = errors.clamp(-1, 1)
+    # The weights, 1 - τ of positive and τ of negative errors, over 1 - τ
+    weighted = th.nn.functional.prelu(clipped.flatten(0, 1), levels / (1 - levels)).view_as(clipped)
+    grad = weighted.mean(dim=3) * (1 - levels) / q[0].numel()
+    losses = weighted.mul_(errors.sub_(clipped, alpha=0.5)).mean(dim=3) * (1 - levels)
+    return losses.mean(dim=(1, 2)).sum(), grad
 
 
-def actor_loss(q1: th.Tensor) -> th.Tensor:
+def actor_loss(q1: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     """
     Compute the loss of the deterministic policy gradient, L = -mean(Q_1(s, π(s))) (Fujimoto et al. 2018, algorithm 1).
 
     :param q1: values of the first critic for the actor's actions, (b, 1), or their quantiles, (b, k)
-    :return: L, a scalar
+    :return: L, a scalar, and its gradient ∂L/∂Q_1 = -1 / b, for quantiles -1 / (b k), of the shape of ``q1``
     """
-    return -q1.mean()
-
-
-def actor_loss_grad(q1: th.Tensor) -> th.Tensor:
-    """
-    Compute the gradient of ``actor_loss``: ∂L/∂Q_1 = -1 / b, for quantiles -1 / (b k).
-
-    :param q1: values of the first critic for the actor's actions, (b, 1), or their quantiles, (b, k)
-    :return: the gradient, of the same shape
-    """
-    return th.full_like(q1, -1 / q1.numel())
+    return -q1.mean(), th.full_like(q1, -1 / q1.numel())
 
 
 @th.no_grad()

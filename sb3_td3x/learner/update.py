@@ -12,14 +12,10 @@ from stable_baselines3.td3.policies import TD3Policy
 from sb3_td3x.learner.autograd import NETWORK_NAMES, AutogradNetworks
 from sb3_td3x.learner.equations import (
     actor_loss,
-    actor_loss_grad,
     critic_loss,
-    critic_loss_grad,
     huber_loss,
-    huber_loss_grad,
     next_values,
     quantile_huber_loss,
-    quantile_huber_loss_grad,
     smooth_target_actions,
     soft_update,
     td_target,
@@ -112,22 +108,24 @@ class Update:
 
         output = self.networks.q_values(batch.observations, batch.actions)
         q = output.detach()
-        loss, loss_grad = critic_loss, critic_loss_grad
+        compute_loss = critic_loss
         if self.set_priorities is not None:
-            loss, loss_grad = huber_loss, huber_loss_grad
+            compute_loss = huber_loss
             self.set_priorities((q.mean(dim=2) - target.mean(dim=1)).abs().amax(dim=0))
         if q.shape[2] > 1:
-            loss, loss_grad = quantile_huber_loss, quantile_huber_loss_grad
-        self.networks.backward_critics(output, loss_grad(q, target))
+            compute_loss = quantile_huber_loss
+        loss, grad = compute_loss(q, target)
+        self.networks.backward_critics(output, grad)
         self.networks.critic_optimizer.step()
-        return loss(q, target), q.mean()
+        return loss, q.mean()
 
     def _update_actor(self, observations: th.Tensor) -> th.Tensor:
         """Update the actor; return its loss."""
         q1 = self.networks.q1_of_policy(observations)
-        self.networks.backward_actor(q1, actor_loss_grad(q1))
+        loss, grad = actor_loss(q1.detach())
+        self.networks.backward_actor(q1, grad)
         self.networks.actor_optimizer.step()
-        return actor_loss(q1.detach())
+        return loss
 
     def _update_targets(self) -> None:
         """Move the target networks towards the networks, and copy running statistics (SB3 issue 996)."""

@@ -64,6 +64,7 @@ CELLS = {
         # MuJoCo's observations are float64
         HALF_CHEETAH,
         replace(HALF_CHEETAH, name="halfcheetah-normalized", normalize=True),
+        replace(HALF_CHEETAH, name="halfcheetah-quantiles", policy_kwargs={"n_quantiles": 25}, peers=("td3x",)),
         replace(BIPEDAL, name="bipedal-normalized", normalize=True, peers=PEERS),
         replace(BIPEDAL, name="bipedal-3-steps", arguments={"n_steps": 3}, peers=PEERS),
         # SB3's TD3 has no layer normalization
