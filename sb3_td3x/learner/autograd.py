@@ -150,7 +150,7 @@ class AutogradNetworks:
         Compute Q'_i(s, a).
 
         :param actions: scaled actions, (b, d)
-        :return: values, (n, b, 1)
+        :return: values, (n, b, 1), or quantiles, (n, b, k)
         """
         with th.no_grad():
             return self._q_values(self.policy.critic_target, obs, actions)
@@ -160,7 +160,7 @@ class AutogradNetworks:
         Compute Q_i(s, a), for ``backward_critics``.
 
         :param actions: scaled actions, (b, d)
-        :return: values, (n, b, 1)
+        :return: values, (n, b, 1), or quantiles, (n, b, k)
         """
         return self._q_values(self.policy.critic, obs, actions)
 
@@ -177,7 +177,7 @@ class AutogradNetworks:
         """
         Compute Q_1(s, π(s)), for ``backward_actor``.
 
-        :return: values, (b, 1)
+        :return: values, (b, 1), or quantiles, (b, k)
         """
         with self._autocast:
             return self.policy.critic.q1_forward(obs, self.policy.actor(obs)).float()
@@ -204,7 +204,7 @@ class AutogradNetworks:
             th._foreach_zero_(grads)
 
     def _q_values(self, critic: nn.Module, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """Return the values of all critics, (n, b, 1)."""
+        """Return the values of all critics, (n, b, 1), or their quantiles, (n, b, k)."""
         with self._autocast:
             return th.stack(critic(obs, actions)).float()
 

@@ -45,17 +45,17 @@ def next_values(next_q: th.Tensor, clipped_double_q: bool, top_quantiles_to_drop
     return pooled.topk(n_kept, dim=1, largest=False, sorted=False).values
 
 
-def td_target(rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_values: th.Tensor) -> th.Tensor:
+def td_target(rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_q: th.Tensor) -> th.Tensor:
     """
     Compute the target of all critics: y = r + γ (1 - done) Q'(s', ã).
 
     :param rewards: rewards, or sums of n discounted rewards, (b, 1)
     :param dones: 1 where s' is terminal, else 0; also 0 at time-outs, (b, 1)
     :param discounts: γ, or γ^n for n-step returns, (b, 1)
-    :param next_values: Q'(s', ã), (b, 1), or its quantiles, (b, m)
+    :param next_q: Q'(s', ã), (b, 1), or its quantiles, (b, m)
     :return: y, (b, 1), or its quantiles, (b, m)
     """
-    return rewards + (1 - dones) * discounts * next_values
+    return rewards + (1 - dones) * discounts * next_q
 
 
 def critic_loss(q: th.Tensor, target: th.Tensor) -> tuple[th.Tensor, th.Tensor]:

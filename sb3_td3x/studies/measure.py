@@ -59,7 +59,7 @@ def q1_values(model: BaseAlgorithm, obs: Any) -> np.ndarray:
     """
     Return the first critic's values of observations and the policy's deterministic actions there.
 
-    :return: Q1(s, π(s)), of shape (batch,); for TQC the mean of the first critic's quantiles
+    :return: Q1(s, π(s)), of shape (batch,); for critics that estimate quantiles, the mean of the first one's
     """
     policy: Any = model.policy
     actions, _ = model.predict(obs, deterministic=True)

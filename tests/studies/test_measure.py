@@ -54,6 +54,15 @@ def make(cls: type[BaseAlgorithm], **kwargs: Any) -> BaseAlgorithm:
     return cls("MlpPolicy", gym.make(ENV), **options)
 
 
+def test_value_of_quantiles_is_their_mean() -> None:
+    model: Any = make(TD3X, policy_kwargs={"net_arch": [8], "n_quantiles": 3})
+    obs = np.ones((5, 2), np.float32)
+    tensors = th.as_tensor(obs)
+    with th.no_grad():
+        expected = model.critic.q1_forward(tensors, model.actor(tensors)).mean(dim=1)
+    np.testing.assert_allclose(q1_values(model, obs), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("algo", list(CRITICS))
 def test_values_of_every_kind_of_critic(tmp_path: Path, algo: str) -> None:
     model: Any = make(CRITICS[algo])
