@@ -1,11 +1,13 @@
 """
-Collect runs of RL Zoo in a JSON file: the command, the evaluations and the test of each.
+Collect runs of RL Zoo in a JSON file: the command, the evaluations and the test of each. Print a table of all tests.
 
 The test is the output of the zoo's ``enjoy``, in a file of the run's folder with the timesteps in its name::
 
     RUN=logs/td3x/Hopper-v5_1
     python -m rl_zoo3.enjoy --algo td3x --env Hopper-v5 -f logs -n 100000 --no-render > $RUN/test-1000000.log
     python scripts/zoo_runs.py $RUN -o docs/results/mujoco-runs.json
+
+Without a run it prints the table of the file.
 """
 
 import argparse
@@ -19,6 +21,10 @@ import numpy as np
 from sb3_td3x.agents.publish import portable_command
 from sb3_td3x.studies.measure import read_evaluations
 from sb3_td3x.zoo.runs import ZooRun
+
+HEADER = """\
+| env | seed | -params | timesteps | mean return | episodes | last five evaluations | lowest of the second half |
+|---|---|---|---|---|---|---|---|"""
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -44,10 +50,29 @@ def read(folder: Path) -> dict[str, Any]:
     return figures
 
 
+def table_row(figures: dict[str, Any]) -> str:
+    """Return the row of a run with a test. ± is 1.96 standard errors over the episodes."""
+    returns = np.array(figures["test"]["returns"])
+    error = 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
+    evaluations = figures["evaluations"]
+    means, timesteps = np.array(evaluations["mean_returns"]), np.array(evaluations["timesteps"])
+    cells = [
+        figures["env"],
+        figures["seed"],
+        figures["command"].partition(" -params ")[2],
+        f"{figures['test']['timesteps']:,}",
+        f"{returns.mean():,.1f} ± {error:,.1f}",
+        len(returns),
+        f"{means[-5:].min():,.1f} to {means[-5:].max():,.1f}",
+        f"{means[timesteps >= timesteps[-1] / 2].min():,.1f}",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def main() -> None:
     """Add the runs to the file. A run with the command of one in the file takes its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
     args = parser.parse_args()
 
@@ -61,6 +86,7 @@ def main() -> None:
     results["runs"] = sorted([*kept, *new.values()], key=lambda run: (run["env"], run["seed"]))
     lines = ",\n".join(json.dumps(run) for run in results["runs"])
     args.output.write_text(f'{{"note": {json.dumps(results["note"])}, "runs": [\n{lines}\n]}}\n')
+    print("\n".join([HEADER, *(table_row(run) for run in results["runs"] if "test" in run)]))
 
 
 if __name__ == "__main__":

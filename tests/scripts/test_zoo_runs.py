@@ -36,7 +36,7 @@ def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
     older = {"env": "Pendulum-v1", "seed": 1, "command": f"python -m rl_zoo3.train {TRAIN}"}
     path = tmp_path / "runs.json"
     path.write_text(json.dumps({"note": "Of 2026", "runs": [noted, older, other]}))
-    run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), str(folder), "-o", str(path))
+    table = run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), str(folder), "-o", str(path))
 
     results = json.loads(path.read_text())
     assert results["note"] == "Of 2026"
@@ -53,7 +53,18 @@ def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
     assert len(figures["test"]["returns"]) == 2
     mean = re.search(r"Mean reward: (\S+)", output)
     assert mean is not None
-    assert np.mean(figures["test"]["returns"]) == pytest.approx(float(mean[1]), abs=0.1)
+    first, second = figures["test"]["returns"]
+    assert (first + second) / 2 == pytest.approx(float(mean[1]), abs=0.1)
+
+    before, after = figures["evaluations"]["mean_returns"]
+    # With two returns the standard deviation over the root of 2 is half their distance
+    test = f"{(first + second) / 2:,.1f} ± {1.96 * abs(first - second) / 2:,.1f} | 2"
+    lowest = f"{min(before, after):,.1f}"
+    assert table.splitlines()[2:] == [
+        f"| Pendulum-v1 | 1 | {TRAIN.partition('-params ')[2]} | 120 | {test} "
+        f"| {lowest} to {max(before, after):,.1f} | {lowest} |"
+    ]
+    assert run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", str(path)) == table
 
 
 def test_wrong_folder_has_one_sentence(tmp_path: Path) -> None:
