@@ -1,5 +1,6 @@
 """
-Collect runs of RL Zoo in a JSON file: the command, the evaluations and the test of each. Print a table of all tests.
+Collect runs of RL Zoo in a JSON file: the command, the evaluations and the test of each. Print tables of all tests,
+and of the seeds of each command.
 
 The test is the output of the zoo's ``enjoy``, in a file of the run's folder with the timesteps in its name::
 
@@ -7,24 +8,29 @@ The test is the output of the zoo's ``enjoy``, in a file of the run's folder wit
     python -m rl_zoo3.enjoy --algo td3x --env Hopper-v5 -f logs -n 100000 --no-render > $RUN/test-1000000.log
     python scripts/zoo_runs.py $RUN -o docs/results/mujoco-runs.json
 
-Without a run it prints the table of the file.
+Without a run it prints the tables of the file.
 """
 
 import argparse
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t  # type: ignore[import-untyped]
 
 from sb3_td3x.agents.publish import portable_command
 from sb3_td3x.studies.measure import read_evaluations
 from sb3_td3x.zoo.runs import ZooRun
 
-HEADER = """\
-| env | seed | -params | timesteps | mean return | episodes | last five evaluations | lowest of the second half |
+TESTS_HEADER = """\
+| env | -params | timesteps | seed | mean return | episodes | last five evaluations | lowest of the second half |
 |---|---|---|---|---|---|---|---|"""
+SEEDS_HEADER = """\
+| env | -params | timesteps | seeds | mean of their means |
+|---|---|---|---|---|"""
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -50,23 +56,40 @@ def read(folder: Path) -> dict[str, Any]:
     return figures
 
 
-def table_row(figures: dict[str, Any]) -> str:
+def params(figures: dict[str, Any]) -> str:
+    """Return the hyperparameters that the command of a run changes."""
+    command: str = figures["command"]
+    return command.partition(" -params ")[2]
+
+
+def test_row(figures: dict[str, Any]) -> str:
     """Return the row of a run with a test. ± is 1.96 standard errors over the episodes."""
     returns = np.array(figures["test"]["returns"])
     error = 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
     evaluations = figures["evaluations"]
     means, timesteps = np.array(evaluations["mean_returns"]), np.array(evaluations["timesteps"])
-    cells = [
-        figures["env"],
-        figures["seed"],
-        figures["command"].partition(" -params ")[2],
-        f"{figures['test']['timesteps']:,}",
-        f"{returns.mean():,.1f} ± {error:,.1f}",
-        len(returns),
-        f"{means[-5:].min():,.1f} to {means[-5:].max():,.1f}",
-        f"{means[timesteps >= timesteps[-1] / 2].min():,.1f}",
-    ]
-    return f"| {' | '.join(map(str, cells))} |"
+    return (
+        f"| {figures['env']} | {params(figures)} | {figures['test']['timesteps']:,} | {figures['seed']} "
+        f"| {returns.mean():,.1f} ± {error:,.1f} | {len(returns)} | {means[-5:].min():,.1f} to {means[-5:].max():,.1f} "
+        f"| {means[timesteps >= timesteps[-1] / 2].min():,.1f} |"
+    )
+
+
+def seeds_rows(runs: list[dict[str, Any]]) -> list[str]:
+    """Return a row for all tests that differ in the seed only. ± is the 95% t interval over the seeds."""
+    groups: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
+    for run in runs:
+        group = run["env"], params(run), run["test"]["timesteps"]
+        groups[group][run["seed"]] = float(np.mean(run["test"]["returns"]))
+    rows = []
+    for (env, changes, timesteps), means in groups.items():
+        n_seeds = len(means)
+        if n_seeds > 1:
+            values = np.array(list(means.values()))
+            error = student_t.ppf(0.975, n_seeds - 1) * values.std(ddof=1) / np.sqrt(n_seeds)
+            seeds = ", ".join(map(str, means))
+            rows.append(f"| {env} | {changes} | {timesteps:,} | {seeds} | {values.mean():,.1f} ± {error:,.1f} |")
+    return rows
 
 
 def main() -> None:
@@ -86,7 +109,8 @@ def main() -> None:
     results["runs"] = sorted([*kept, *new.values()], key=lambda run: (run["env"], run["seed"]))
     lines = ",\n".join(json.dumps(run) for run in results["runs"])
     args.output.write_text(f'{{"note": {json.dumps(results["note"])}, "runs": [\n{lines}\n]}}\n')
-    print("\n".join([HEADER, *(table_row(run) for run in results["runs"] if "test" in run)]))
+    tests = [run for run in results["runs"] if "test" in run]
+    print("\n".join([TESTS_HEADER, *map(test_row, tests), "", SEEDS_HEADER, *seeds_rows(tests)]))
 
 
 if __name__ == "__main__":

@@ -60,11 +60,37 @@ def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
     # With two returns the standard deviation over the root of 2 is half their distance
     test = f"{(first + second) / 2:,.1f} ± {1.96 * abs(first - second) / 2:,.1f} | 2"
     lowest = f"{min(before, after):,.1f}"
-    assert table.splitlines()[2:] == [
-        f"| Pendulum-v1 | 1 | {TRAIN.partition('-params ')[2]} | 120 | {test} "
+    assert table.splitlines()[2] == (
+        f"| Pendulum-v1 | {TRAIN.partition('-params ')[2]} | 120 | 1 | {test} "
         f"| {lowest} to {max(before, after):,.1f} | {lowest} |"
-    ]
+    )
     assert run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", str(path)) == table
+
+
+def test_prints_the_mean_of_seeds(tmp_path: Path) -> None:
+    runs = [
+        {
+            "env": "Ant-v5",
+            "seed": seed,
+            "command": f"python -m rl_zoo3.train --env Ant-v5 --seed {seed}{changes}",
+            "evaluations": {"timesteps": [50, 100], "mean_returns": [1.0, 2.0]},
+            "test": {"timesteps": timesteps, "returns": [mean - 1.0, mean + 1.0]},
+        }
+        for seed, changes, timesteps, mean in (
+            (1, "", 100, 10.0),
+            (1, "", 50, 99.0),
+            (1, " -params gamma:0.9", 100, 99.0),
+            (2, "", 100, 20.0),
+            (3, "", 100, 30.0),
+        )
+    ]
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"note": "", "runs": runs}))
+    table = run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", str(path))
+
+    # The quantile of Student's t for two degrees of freedom is 4.3027, and 4.3027 * 10 / sqrt(3) is 24.8
+    assert table.splitlines()[-1] == "| Ant-v5 |  | 100 | 1, 2, 3 | 20.0 ± 24.8 |"
+    assert table.count("| 99.0 ±") == 2
 
 
 def test_wrong_folder_has_one_sentence(tmp_path: Path) -> None:
