@@ -1,6 +1,7 @@
 """
-Collect runs of RL Zoo in a JSON file: the command, the evaluations and the test of each. Print tables of all tests,
-and of the seeds of each command.
+Collect runs of RL Zoo in a JSON file, and print tables of its tests and of their means over seeds.
+
+The file has the command, the evaluations and the test of each run.
 
 The test is the output of the zoo's ``enjoy``, in a file of the run's folder with the timesteps in its name::
 
@@ -93,7 +94,7 @@ def seeds_rows(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Add the runs to the file. A run with the command of one in the file takes its place."""
+    """Add the runs to the file, and print its tables. A run with the command of one in the file takes its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of runs")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
