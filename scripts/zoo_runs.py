@@ -77,7 +77,7 @@ def test_row(figures: dict[str, Any]) -> str:
 
 
 def seeds_rows(runs: list[dict[str, Any]]) -> list[str]:
-    """Return a row for all tests that differ in the seed only. ± is the 95% t interval over the seeds."""
+    """Return a row for each group of tests that differ in the seed only. ± is the 95% t interval over the seeds."""
     groups: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     for run in runs:
         group = run["env"], params(run), run["test"]["timesteps"]
@@ -99,6 +99,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, help="folders of runs")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
     args = parser.parse_args()
+    if not (args.runs or args.output.exists()):
+        parser.error(f"{args.output} does not exist, and no run is given")
 
     try:
         new = {figures["command"]: figures for figures in map(read, args.runs)}

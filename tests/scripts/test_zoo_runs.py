@@ -100,3 +100,10 @@ def test_wrong_folder_has_one_sentence(tmp_path: Path) -> None:
         "error: nothing is not the folder of a run of RL Zoo: 0 of its subfolders have a config.yml, expected one\n"
     )
     assert not (tmp_path / "runs.json").exists()
+
+
+def test_wrong_file_has_one_sentence(tmp_path: Path) -> None:
+    process = run_python(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", "runs.json")
+    assert process.returncode == 2
+    assert process.stderr.endswith("error: runs.json does not exist, and no run is given\n")
+    assert not (tmp_path / "runs.json").exists()
