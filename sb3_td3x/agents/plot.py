@@ -31,7 +31,7 @@ def plot(folder: Path, output: Path) -> list[Path]:
             continue
         path = output / f"{training.env}.png"
         with plots.picture(path) as axes:
-            draw(training, axes)
+            draw(training.env, *learning_curve(training), axes)
         paths.append(path)
     return paths
 
@@ -51,20 +51,25 @@ def learning_curve(training: Training) -> tuple[np.ndarray, np.ndarray]:
     return timesteps, np.stack([np.interp(timesteps, *curve) for curve in curves], axis=1)
 
 
-def draw(training: Training, axes: Axes) -> None:
-    """Draw the learning curves of an agent's seeds."""
-    timesteps, returns = learning_curve(training)
+def draw(env: str, timesteps: np.ndarray, returns: np.ndarray, axes: Axes) -> None:
+    """
+    Draw the learning curves of an env's seeds.
+
+    :param timesteps: of the evaluations, of shape (n,)
+    :param returns: their mean returns, of shape (n, n_seeds); NaN after the end of a seed, which is not in the mean
+    """
     color = sns.color_palette("colorblind")[0]
     axes.plot(timesteps, returns, color=color, linewidth=0.5, alpha=0.5)
-    n_seeds = returns.shape[1]
+    complete = returns[:, np.isfinite(returns[-1])]
+    n_seeds = complete.shape[1]
     label = f"{ALGO}, mean of {n_seeds} seeds" if n_seeds > 1 else f"{ALGO}, one seed"
-    axes.plot(timesteps, returns.mean(axis=1), color=color, linewidth=2, label=label)
-    low, high = interval(np.mean, returns)
+    axes.plot(timesteps, complete.mean(axis=1), color=color, linewidth=2, label=label)
+    low, high = interval(np.mean, complete)
     if np.isfinite(low).all():
         axes.fill_between(timesteps, low, high, color=color, alpha=0.2, linewidth=0, label="95% interval")
-    plots.draw_references(axes, training.env, _MAX_TIMES_AS_LONG * timesteps[-1])
-    published_as = references().get(training.env, {}).get("published_as", training.env)
-    older = f" (RL Zoo: {published_as})" if published_as != training.env else ""
-    axes.set(title=f"{training.env}{older}", xlabel="Env steps", ylabel="Return of an episode")
+    plots.draw_references(axes, env, _MAX_TIMES_AS_LONG * timesteps[-1])
+    published_as = references().get(env, {}).get("published_as", env)
+    older = f" (RL Zoo: {published_as})" if published_as != env else ""
+    axes.set(title=f"{env}{older}", xlabel="Env steps", ylabel="Return of an episode")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(fontsize="small")

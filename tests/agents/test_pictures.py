@@ -23,13 +23,22 @@ def test_learning_curves(published: Path, tmp_path: Path) -> None:
     assert timesteps.tolist() == [120, 240]
     assert returns.shape == (2, 2)
     axes = Figure().subplots()
-    draw(training, axes)
+    draw(training.env, timesteps, returns, axes)
     # The zoo's first evaluation came after 10,000 steps, and two seeds have no interval
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["td3x, mean of 2 seeds"]
     # Evaluations of the second seed that came later are interpolated
     training.seeds[1].evaluations["timesteps"] = [180, 300]
     early, late = returns[:, 1]
     np.testing.assert_allclose(learning_curve(training)[1][:, 1], [early, (early + late) / 2])
+
+
+def test_mean_leaves_out_a_stopped_seed() -> None:
+    axes = Figure().subplots()
+    draw(ENV, np.array([100, 200]), np.array([[1.0, 3.0, -50.0], [2.0, 6.0, np.nan]]), axes)
+    *seeds, mean = axes.get_lines()
+    assert len(seeds) == 3
+    np.testing.assert_allclose(mean.get_ydata(), [2.0, 4.0])
+    assert mean.get_label() == "td3x, mean of 2 seeds"
 
 
 def test_animation_needs_no_display(runs: list[Path], tmp_path: Path) -> None:

@@ -61,13 +61,18 @@ def test_collects_command_evaluations_and_test(tmp_path: Path) -> None:
     test = f"{(first + second) / 2:,.1f} ± {1.96 * abs(first - second) / 2:,.1f} | 2"
     lowest = f"{min(before, after):,.1f}"
     assert table.splitlines()[2] == (
-        f"| Pendulum-v1 | {TRAIN.partition('-params ')[2]} | 120 | 1 | {test} "
+        f"| Pendulum-v1 | learning_starts:50 policy_kwargs:{{'net_arch': [8]}} | 120 | 1 | {test} "
         f"| {lowest} to {max(before, after):,.1f} | {lowest} |"
     )
     assert run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", str(path)) == table
 
 
-def test_prints_the_mean_of_seeds(tmp_path: Path) -> None:
+def test_compares_the_values_of_seeds(tmp_path: Path) -> None:
+    """Seeds with the same values belong together, however their commands spell them."""
+    entry = (
+        " -params learning_rate:3e-4 gradient_steps:1 normalize:\"'dict(norm_obs=True, norm_reward=False)'\" "
+        "policy_kwargs:\"{'layer_norm': True, 'net_arch': [256, 256]}\" prioritized_replay_alpha:0"
+    )
     runs = [
         {
             "env": "Ant-v5",
@@ -80,17 +85,21 @@ def test_prints_the_mean_of_seeds(tmp_path: Path) -> None:
             (1, "", 100, 10.0),
             (1, "", 50, 99.0),
             (1, " -params gamma:0.9", 100, 99.0),
-            (2, "", 100, 20.0),
+            (2, entry, 100, 20.0),
             (3, "", 100, 30.0),
         )
     ]
     path = tmp_path / "runs.json"
     path.write_text(json.dumps({"note": "", "runs": runs}))
-    table = run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", str(path))
+    table = run(tmp_path, str(ROOT / "scripts/zoo_runs.py"), "-o", str(path), "--pictures", "pictures")
 
     # The quantile of Student's t for two degrees of freedom is 4.3027, and 4.3027 * 10 / sqrt(3) is 24.8
     assert table.splitlines()[-1] == "| Ant-v5 |  | 100 | 1, 2, 3 | 20.0 ± 24.8 |"
     assert table.count("| 99.0 ±") == 2
+    assert table.count("| gamma:0.9 |") == 1
+    (picture,) = (tmp_path / "pictures").iterdir()
+    assert picture.name == "Ant-v5.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_wrong_folder_has_one_sentence(tmp_path: Path) -> None:
