@@ -93,6 +93,7 @@ class TD3XPolicy(TD3Policy):
         if isinstance(activation_fn, str):
             raise ValueError(f"activation_fn={activation_fn!r} is not allowed, expected a class of PyTorch modules")
         self.stochastic_actor = check_bool("stochastic_actor", stochastic_actor)
+        # The actor that plays, if it is not the newest: the policy checkpoint or the average
         self.checkpoint_actor: Actor | None = None
         super().__init__(
             observation_space,
@@ -148,11 +149,11 @@ class TD3XPolicy(TD3Policy):
 
     @property
     def playing_actor(self) -> Actor:
-        """The actor of deterministic actions: the policy checkpoint if there is one"""
+        """The actor of deterministic actions: the policy checkpoint or the average if there is one"""
         return self.actor if self.checkpoint_actor is None else self.checkpoint_actor
 
     def keep_actor(self) -> None:
-        """Make the actor as it is now the policy checkpoint."""
+        """Let the actor as it is now play, also after later updates."""
         if self.checkpoint_actor is None:
             # The actor itself comes with its optimizer
             self.checkpoint_actor = deepcopy(self.actor_target).eval()

@@ -52,9 +52,10 @@ _OWN_ARGUMENTS = {
     "prioritized_replay_alpha": 0.0,
     "policy_checkpoint_episodes": 0,
     "top_quantiles_to_drop_per_net": 2,
+    "actor_average_tau": 0.0,
 }
 
-# Names of the policy checkpoint's parameters begin with it
+# Names of the parameters begin with it if the actor that plays is not the newest
 _CHECKPOINT = "checkpoint_actor."
 
 # Attributes of a training that SB3's TD3 also has, besides its arguments
@@ -139,7 +140,7 @@ def to_sb3(model: OffPolicyAlgorithm) -> TD3:
         sb3_model._setup_model()
     sb3_model.seed = model.seed
     params = copy_state(model.get_parameters())
-    # The policy checkpoint becomes the actor, so that both predict the same
+    # The actor that plays becomes the actor, so that both predict the same
     for name in [name for name in params["policy"] if name.startswith(_CHECKPOINT)]:
         params["policy"][f"actor.{name.removeprefix(_CHECKPOINT)}"] = params["policy"].pop(name)
     sb3_model.set_parameters(params, device=model.device)
@@ -166,7 +167,7 @@ def to_own_parameters(model: OffPolicyAlgorithm, params: dict[str, Any]) -> dict
 
 
 def _with_own_checkpoint(model: OffPolicyAlgorithm, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a policy's state dictionary with a policy checkpoint if the agent has one, at first the actor itself."""
+    """Return a policy's state dictionary with an actor that plays if the agent has one, at first the actor itself."""
     if getattr(model.policy, "checkpoint_actor", None) is None:
         return {name: value for name, value in state.items() if not name.startswith(_CHECKPOINT)}
     actor = {name.removeprefix("actor."): value for name, value in state.items() if name.startswith("actor.")}

@@ -33,6 +33,7 @@ from sb3_td3x.buffers import (
 from sb3_td3x.checkpoint.guard import guarded_training
 from sb3_td3x.checkpoint.resume import Resumed
 from sb3_td3x.files.replay import is_known_buffer
+from sb3_td3x.learner.equations import soft_update
 from sb3_td3x.learner.learner import Learner
 from sb3_td3x.learner.update import Hyperparameters, Update
 from sb3_td3x.noise import exploration_scale, vectorize_noise
@@ -132,6 +133,10 @@ class TD3X(KnownArguments, SavableAlgorithm):
         checkpoint, which ``save`` includes; the training continues with the newest policy. 0: the newest policy plays.
         Not with ``overlap_updates``; with observations normalized by ``VecNormalize`` only if the features extractor
         is ``FlattenExtractor``.
+    :param actor_average_tau: play a moving average of the actor's parameters (weight averaging, Nikishin et al. 2018),
+        θ' ← τ θ + (1 - τ) θ' with this τ in each update of the critics, in [0, 1]: 1e-4 averages over some 10,000
+        updates. ``predict``, evaluations and ``to_sb3`` use the average, which ``save`` includes; the training itself
+        is the same as without. 0: the newest policy plays. Not with ``policy_checkpoint_episodes``.
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :raises ValueError: an argument is out of range; names it, its value and what is allowed
     """
@@ -184,6 +189,7 @@ class TD3X(KnownArguments, SavableAlgorithm):
         prioritized_replay_alpha: float = 0.0,
         policy_checkpoint_episodes: int = 0,
         top_quantiles_to_drop_per_net: int = 2,
+        actor_average_tau: float = 0.0,
         _init_setup_model: bool = True,
     ):
         if not isinstance(policy, str | type):
@@ -235,6 +241,7 @@ class TD3X(KnownArguments, SavableAlgorithm):
         self.prioritized_replay_alpha = prioritized_replay_alpha
         self.policy_checkpoint_episodes = policy_checkpoint_episodes
         self.top_quantiles_to_drop_per_net = top_quantiles_to_drop_per_net
+        self.actor_average_tau = actor_average_tau
         # t of the noise decay; counts during the whole life of the agent
         self._exploration_timesteps = 0
         # Env timesteps of the last rollout, for the logged ratio of updates
@@ -294,7 +301,16 @@ class TD3X(KnownArguments, SavableAlgorithm):
         )
         with_actor = self._count_updates(gradient_steps)
         self._learner.train(update, self.replay_buffer, batch_size, self._vec_normalize_env, with_actor)
+        if self.actor_average_tau > 0:
+            self._average_actor(gradient_steps)
         self._logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _average_actor(self, n_updates: int) -> None:
+        """Move the actor that plays towards the newest one, and copy running statistics, as for the target networks."""
+        average, tau = self.policy.playing_actor, 1 - (1 - self.actor_average_tau) ** n_updates
+        soft_update([*self.actor.parameters()], [*average.parameters()], tau)
+        for newest, own in zip(self.actor.buffers(), average.buffers(), strict=True):
+            own.copy_(newest)
 
     def _renormalize_checkpoint(self) -> None:
         """Let the policy checkpoint act as before while the statistics of ``VecNormalize`` change."""
@@ -447,7 +463,7 @@ class TD3X(KnownArguments, SavableAlgorithm):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        # Only deterministic actions are those of the policy checkpoint
+        # Only deterministic actions are those of the policy checkpoint or the average
         return super().predict(observation, state, episode_start, deterministic or not is_stochastic(self.policy))
 
     def _update_during_step(self) -> None:
@@ -541,13 +557,14 @@ class TD3X(KnownArguments, SavableAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
         ).to(self.device)
         self._create_aliases()
-        if self.policy_checkpoint_episodes > 0:
-            if not isinstance(self.policy, TD3XPolicy):
-                raise ValueError(
-                    f"policy_checkpoint_episodes={self.policy_checkpoint_episodes} is not allowed with "
-                    f"policy={self.policy_class.__name__}, expected a TD3XPolicy"
-                )
-            self.policy.keep_actor()
+        for name in ("policy_checkpoint_episodes", "actor_average_tau"):
+            if getattr(self, name) > 0:
+                if not isinstance(self.policy, TD3XPolicy):
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} is not allowed with policy={self.policy_class.__name__}, "
+                        "expected a TD3XPolicy"
+                    )
+                self.policy.keep_actor()
         if is_stochastic(self.policy) and self.action_noise is not None:
             warnings.warn("action_noise is not used: the policy is stochastic (stochastic_actor=True)", stacklevel=2)
 

@@ -37,6 +37,7 @@ _INTEGERS = {
 # Arguments of an agent that are numbers, with their bounds
 _NUMBERS = {
     "tau": (0.0, 1.0),
+    "actor_average_tau": (0.0, 1.0),
     "gamma": (0.0, 1.0),
     "target_policy_noise": (0.0, math.inf),
     "target_noise_clip": (0.0, math.inf),
@@ -234,6 +235,11 @@ def check_arguments(model: Any) -> None:
         raise ValueError(
             f"overlap_updates=True is not allowed with policy_checkpoint_episodes={model.policy_checkpoint_episodes}, "
             "expected False: the updates wait for the end of an episode"
+        )
+    if model.actor_average_tau > 0 and model.policy_checkpoint_episodes > 0:
+        raise ValueError(
+            f"actor_average_tau={model.actor_average_tau} is not allowed with "
+            f"policy_checkpoint_episodes={model.policy_checkpoint_episodes}, expected 0: only one of them can play"
         )
     n_quantiles = check_integer("n_quantiles", model.policy_kwargs.get("n_quantiles", 1), low=1)
     if 1 < n_quantiles <= model.top_quantiles_to_drop_per_net:

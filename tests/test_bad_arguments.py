@@ -34,6 +34,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "policy_checkpoint_episodes": [*NO_INTEGERS, -1],
     "top_quantiles_to_drop_per_net": [*NO_INTEGERS, -1],
     "tau": [*NO_NUMBERS, -0.1, 1.0001, 2],
+    "actor_average_tau": [*NO_NUMBERS, -1e-4, 1.0001],
     "gamma": [*NO_NUMBERS, -0.01, 1.0001, 99],
     "target_policy_noise": [*NO_NUMBERS, -0.2],
     "target_noise_clip": [*NO_NUMBERS, -0.5],

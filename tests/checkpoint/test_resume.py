@@ -74,6 +74,11 @@ EXACT: dict[str, tuple[Callable[[], VecEnv], MakeEnv, Callable[[], dict[str, Any
         pendulum,
         lambda: {"policy_checkpoint_episodes": 1, "gradient_steps": -1},
     ),
+    "averaged actor": (
+        lambda: DummyVecEnv([pendulum] * 2),
+        pendulum,
+        lambda: {"actor_average_tau": 0.01},
+    ),
     "dictionaries": (
         lambda: VecNormalize(DummyVecEnv([dict_pendulum] * 2)),
         dict_pendulum,

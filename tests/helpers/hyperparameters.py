@@ -27,6 +27,7 @@ HYPERPARAMETERS = (
     "action_noise",
     "action_noise_decay",
     "action_noise_min_scale",
+    "actor_average_tau",
     "batch_size",
     "buffer_size",
     "clipped_double_q",

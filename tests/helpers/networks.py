@@ -32,3 +32,16 @@ class LinearExtractor(BaseFeaturesExtractor):
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return 2 * self.linear(observations)
+
+
+class WithStatistics(BaseFeaturesExtractor):
+    """A features extractor with batch normalization, dropout, and an unused layer."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space, 4)
+        self.layers = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        features: th.Tensor = self.layers(observations)
+        return features

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import CountingEnv, DictObs, image_env, tiny_agent, vec_env
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from networks import WithStatistics
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -53,19 +53,6 @@ def captured_acting(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
     return captured
 
 
-class WithStatistics(BaseFeaturesExtractor):
-    """A features extractor with batch normalization, dropout, and an unused layer."""
-
-    def __init__(self, observation_space: gym.Space) -> None:
-        super().__init__(observation_space, 4)
-        self.layers = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        features: th.Tensor = self.layers(observations)
-        return features
-
-
 def seeded_image_env() -> gym.Env:
     env = image_env(action_dim=1)
     env.observation_space.seed(0)
@@ -100,6 +87,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     ),
     "prioritized": ({"prioritized_replay_alpha": 0.6, "gradient_steps": 3, "train_freq": 2}, CountingEnv),
     "quantiles": ({"policy_kwargs": {"net_arch": [8], "n_quantiles": 5}}, CountingEnv),
+    "averaged actor": ({"actor_average_tau": 0.1}, CountingEnv),
     "dict": ({}, lambda: DictObs(CountingEnv())),
     "images": ({"policy_kwargs": {"net_arch": [8]}}, seeded_image_env),
 }
