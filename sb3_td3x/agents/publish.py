@@ -6,7 +6,8 @@ play the selection, and the winner plays the test once. The agent of the seed th
 published, with the returns of all seeds in ``training.json``.
 
 What is published holds no path of this machine, and no pickle but the zoo's ``vecnormalize.pkl``. The zip has the
-networks only: no replay buffer and no optimizer state, and the target networks equal the networks.
+networks only: no replay buffer and no optimizer state. The target networks equal the networks, and the newest actor
+equals the one that plays, a policy checkpoint or an average.
 """
 
 import math
@@ -226,9 +227,10 @@ def write_networks(source: Path, path: Path) -> None:
     model.critic.optimizer.state.clear()
     parameters = model.get_parameters()
     policy = parameters["policy"]
+    # PyTorch writes a tensor once, even if it has several names
+    policy.update({f"actor.{name}": value for name, value in model.policy.playing_actor.state_dict().items()})
     for name in policy:
         if "_target." in name:
-            # PyTorch writes a tensor once, even if it has two names
             policy[name] = policy[name.replace("_target.", ".", 1)]
     # The log folder and the last observations belong to the machine and the run
     model.tensorboard_log = None

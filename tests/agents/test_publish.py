@@ -178,14 +178,32 @@ def test_training_continues_from_a_published_agent(published: Path) -> None:
     assert not th.equal(next(model.actor_target.parameters()), next(model.actor.parameters()))
 
 
+def n_written(path: Path) -> int:
+    """Return the number of tensors that an agent's file has for the policy."""
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(archive.open("policy.pth")) as policy:
+        return sum("/data/" in name for name in policy.namelist())
+
+
 def test_equal_networks_are_written_once(runs: list[Path], tmp_path: Path) -> None:
     write_networks(runs[0] / f"{ENV}.zip", tmp_path / "new.zip")
     state = TD3X.load(tmp_path / "new.zip", device="cpu").policy.state_dict()
     for name in state:
         assert th.equal(state[name], state[name.replace("_target.", ".")]), name
-    with zipfile.ZipFile(tmp_path / "new.zip") as archive, zipfile.ZipFile(archive.open("policy.pth")) as policy:
-        n_written = sum("/data/" in name for name in policy.namelist())
-    assert n_written == len(state) / 2
+    assert n_written(tmp_path / "new.zip") == len(state) / 2
+
+
+def test_only_the_actor_that_plays_is_written(tmp_path: Path) -> None:
+    env = make_vec_env(ENV)
+    model = TD3X("MlpPolicy", env, learning_starts=10, actor_average_tau=0.1, policy_kwargs={"net_arch": [8]})
+    model.learn(40)
+    model.save(tmp_path / "trained.zip")
+    write_networks(tmp_path / "trained.zip", tmp_path / "new.zip")
+    policy = TD3X.load(tmp_path / "new.zip", device="cpu").policy
+    for name, value in model.policy.playing_actor.state_dict().items():
+        assert not th.equal(value, model.actor.state_dict()[name])
+        for actor in (policy.actor, policy.actor_target, policy.playing_actor):
+            assert th.equal(actor.state_dict()[name], value)
+    assert n_written(tmp_path / "new.zip") == len(policy.actor.state_dict()) + len(policy.critic.state_dict())
 
 
 def test_agents_with_pickles_are_refused(runs: list[Path], tmp_path: Path) -> None:
