@@ -1,4 +1,4 @@
-"""The examples of the documentation: Python runs, YAML is read, and commands are parsed by their own parsers."""
+"""The documentation: Python runs, YAML is read, commands are parsed by their own parsers, and tables are whole."""
 
 import argparse
 import configparser
@@ -113,6 +113,14 @@ def test_yaml_is_read(code: str, tmp_path: Path) -> None:
     else:
         (tmp_path / "arms.yml").write_text(code)
         assert {arm.name for arm in sweep_arms(tmp_path / "arms.yml", ["Pendulum-v1"])} == content.keys()
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+def test_rows_of_a_table_are_as_long_as_its_header(page: Path) -> None:
+    """Else the page shows no table."""
+    for table in re.findall(r"(?:^ *\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+        header, *rows = [line.replace(r"\|", "").count("|") for line in table.splitlines()]
+        assert rows == [header] * len(rows), table
 
 
 def test_extras() -> None:
