@@ -1,5 +1,7 @@
 """The agents in ``rl-trained-agents``."""
 
+import argparse
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from published_agents import AGENTS, ENV, ROOT, run_python
+from rl_zoo3.utils import StoreDict
 
 from sb3_td3x import TD3X
 from sb3_td3x.agents.evaluate import allowed_loss
@@ -63,7 +66,10 @@ def test_figures_belong_together(folder: Path) -> None:
         assert SELECTION_SEED + len(seed.selection[seed.selected]) <= TEST_SEED
     decisions = open_agent(run.last_agent).data["num_timesteps"]
     # The agent may decide at every env step, though the training repeated actions
-    trained_repeat = action_repeat(yaml.safe_load(hyperparams_path().read_text())[training.env])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-params", nargs="+", action=StoreDict, default={})
+    changes = parser.parse_known_args(shlex.split(training.published.command))[0].params
+    trained_repeat = action_repeat({**yaml.safe_load(hyperparams_path().read_text())[training.env], **changes})
     assert decisions * trained_repeat == training.published.selected_timesteps
     assert run.action_repeat in (1, trained_repeat)
 
