@@ -95,6 +95,8 @@ def objective(zoo_method: ZooMethod, manager: "ExperimentManager", trial: "optun
 
 def create_callbacks(zoo_method: ZooMethod, manager: "ExperimentManager") -> None:
     """Set the folder of checkpoint callbacks, and add one if ``--save-freq`` asks the zoo to save the agent."""
+    # The zoo evaluates without the env_kwargs of a YAML file
+    manager.eval_env_kwargs = manager.eval_env_kwargs or manager.env_kwargs
     # The zoo turns it into a number of vectorized steps
     save_freq = manager.save_freq
     zoo_method(manager)

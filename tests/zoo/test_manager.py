@@ -18,6 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rl_zoo3 import exp_manager
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import EvalCallback
 
 from sb3_td3x import TD3X
 from sb3_td3x.checkpoint.callback import ResumableCheckpoint
@@ -223,6 +224,28 @@ def test_folder_of_checkpoints(tmp_path: Path) -> None:
     manager.callbacks = []
     manager.create_callbacks()
     assert not any(isinstance(callback, ResumableCheckpoint) for callback in manager.callbacks)
+
+
+@pytest.mark.parametrize(
+    ("given", "training", "evaluation"),
+    [
+        ({}, 3.0, 3.0),
+        ({"env_kwargs": {"g": 2.0}}, 2.0, 2.0),
+        ({"eval_env_kwargs": {"g": 1.0}}, 3.0, 1.0),
+    ],
+    ids=["file", "--env-kwargs", "--eval-env-kwargs"],
+)
+def test_env_kwargs_of_the_file_are_for_evaluations_too(
+    given: dict[str, Any], training: float, evaluation: float, tmp_path: Path
+) -> None:
+    manager = make_manager(tmp_path, {**SMALL, "env_kwargs": {"g": 3.0}}, eval_freq=10, **given)
+    result = manager.setup_experiment()
+    assert result is not None
+    model = result[0]
+    assert model.env is not None
+    assert model.env.get_attr("g") == [training]
+    (evaluations,) = (callback for callback in manager.callbacks if isinstance(callback, EvalCallback))
+    assert evaluations.eval_env.get_attr("g") == [evaluation]
 
 
 def test_run_that_cannot_have_checkpoints_is_trained(tmp_path: Path) -> None:
