@@ -82,10 +82,10 @@ def test_both_versions_of_mujoco_envs() -> None:
     v5 = [env_id for _, env_id in ENTRIES if env_id.endswith("-v5")]
     assert len(v5) == 11
     for env_id in v5:
-        entries = [load_entry("td3x.yml", each) for each in (env_id, env_id.replace("-v5", "-v4"))]
-        for entry in entries:
-            entry.pop("env_kwargs", None)
-        assert entries[0] == entries[1]
+        entry = load_entry("td3x.yml", env_id)
+        if env_id == "Ant-v5":
+            entry["env_kwargs"] = {}
+        assert load_entry("td3x.yml", env_id.replace("-v5", "-v4")) == entry
 
 
 @pytest.mark.parametrize("env_id", ["Ant-v4", "Ant-v5"])
